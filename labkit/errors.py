@@ -1,0 +1,156 @@
+"""The exceptions of the lab.
+
+```
+LabError
+├── PlanError(ValueError)       impossible model, layout, schedule, plan or option
+├── ClusterError(RuntimeError)  ranks did not start, or not enough of them
+├── RankError(RuntimeError)     code raised on ranks; .failures {rank: Failure}
+├── RankLost(RuntimeError)      a process died; .rank .step .signal
+├── RankTimeout(TimeoutError)   .missing .action .step
+├── CheckpointError(RuntimeError)
+└── InjectedFault(RuntimeError) raised only where a fault fires
+```
+
+Messages read: fact with both numbers, the rule, the computed fix.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "CheckpointError",
+    "ClusterError",
+    "Failure",
+    "InjectedFault",
+    "LabError",
+    "PlanError",
+    "RankError",
+    "RankLost",
+    "RankTimeout",
+    "ranks_text",
+]
+
+MAX_TRACEBACKS = 4
+
+
+class LabError(Exception):
+    """Every error that the lab raises on purpose."""
+
+
+class PlanError(LabError, ValueError):
+    """An impossible model, layout, schedule, plan or option; raised before anything starts."""
+
+
+class ClusterError(LabError, RuntimeError):
+    """Ranks did not start, are not enough, or were stopped."""
+
+
+class CheckpointError(LabError, RuntimeError):
+    """A checkpoint cannot be written or read."""
+
+
+class InjectedFault(LabError, RuntimeError):
+    """Raised only where an injected fault fires."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What one rank's code raised.
+
+    Attributes:
+        type: the exception's class name.
+        message: its text.
+        traceback: the rank's own frames, as text.
+        where: `file:line` of the innermost frame of the caller's code.
+        interrupted: whether the lab freed the rank, so that this is a consequence and not a cause.
+    """
+
+    type: str
+    message: str
+    traceback: str = ""
+    where: str = ""
+    interrupted: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class RankError(LabError, RuntimeError):
+    """Code raised on one or more ranks.
+
+    Attributes:
+        failures: what each rank raised, by rank; ranks that were only freed stand in `freed`.
+        freed: ranks that waited for the failed ones and were freed by the lab.
+    """
+
+    def __init__(self, failures: Mapping[int, Failure], *, freed: Iterable[int] = (), action: str = "") -> None:
+        self.failures = dict(failures)
+        self.freed = tuple(freed)
+        self.action = action
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        lines = []
+        groups: dict[tuple[str, str], list[int]] = {}
+        for rank, failure in sorted(self.failures.items()):
+            groups.setdefault((str(failure), failure.where), []).append(rank)
+        for (text, where), ranks in list(groups.items())[:MAX_TRACEBACKS]:
+            at = f" at {where}" if where else ""
+            lines.append(f"[{ranks_text(ranks)}] {text}{at}")
+            if trace := self.failures[ranks[0]].traceback:
+                lines.append(trace.rstrip())
+        if len(groups) > MAX_TRACEBACKS:
+            lines.append(f"... and {len(groups) - MAX_TRACEBACKS} other errors")
+        if self.freed:
+            lines.append(f"{ranks_text(self.freed)} waited for the failed ranks and were freed.")
+        return "\n".join(lines)
+
+
+class RankLost(LabError, RuntimeError):
+    """A rank's process died.
+
+    Attributes:
+        rank: the rank that died first.
+        step: the training step, where one was running.
+        signal: the signal's name, such as `SIGKILL`, or "" when the process exited by itself.
+        lost: every rank that died.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int, step: int | None = None, signal: str = "", lost: Iterable[int] = ()
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.step = step
+        self.signal = signal
+        self.lost = tuple(lost) or (rank,)
+
+
+class RankTimeout(LabError, TimeoutError):
+    """Ranks did not answer in time.
+
+    Attributes:
+        missing: the ranks that did not answer.
+        action: what they were asked to do.
+        step: the training step, where one was running.
+    """
+
+    def __init__(self, message: str, *, missing: Iterable[int], action: str = "", step: int | None = None) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.action = action
+        self.step = step
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Name ranks in a sentence.
+
+    >>> ranks_text([2])
+    'rank 2'
+    >>> ranks_text([0, 1, 3])
+    'ranks 0, 1 and 3'
+    """
+    names = [str(rank) for rank in ranks]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}" if names else "no rank"

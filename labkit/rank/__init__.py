@@ -1,0 +1,1 @@
+"""Everything in this package runs inside a rank."""

@@ -1,0 +1,53 @@
+"""The world's process group inside a rank: built, torn down and built anew in the same process."""
+
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+
+from labkit.rank import release
+
+_generation = 0
+
+# Interrupts free a rank that waits, so a collective may wait long for a learner who thinks.
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+
+
+def device() -> torch.device:
+    """The device of this rank: its one visible GPU under NCCL, else the CPU."""
+    return torch.device("cuda", 0) if os.environ.get("LABKIT_BACKEND") == "nccl" else torch.device("cpu")
+
+
+def generation() -> int:
+    """How often the groups of this process were built; groups and meshes of an earlier generation are dead."""
+    return _generation
+
+
+def build(
+    *, rank: int, world_size: int, backend: str, store_host: str, store_port: int, generation: int, timeout_s: float
+) -> int:
+    """Tear down what is left of the old groups and join the world's new one.
+
+    Runs on: every rank at once. Communicates: the rendezvous store, then one barrier-like connection of all pairs.
+
+    Returns:
+        The generation now in force.
+    """
+    global _generation
+    tear_down()
+    store = dist.TCPStore(
+        store_host, store_port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=timeout_s)
+    )
+    release.watch_store(store)
+    prefixed = dist.PrefixStore(f"generation{generation}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    _generation = generation
+    return generation
+
+
+def tear_down() -> None:
+    """End every group of this process without asking the others: they may be gone."""
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
+    release.forget()
