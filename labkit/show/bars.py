@@ -1,0 +1,123 @@
+"""Events shaped into bars: what the timeline draws, as arrays, before anything is drawn."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from labkit.show.palette import NOT_BARS, STYLES, style_of
+from labkit.show.units import duration_text, traffic_text
+from labkit.trace import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Every bar of one kind: equal-length lists, times in seconds since the window's start."""
+
+    kind: str
+    ranks: list[int]
+    starts_s: list[float]
+    durations_s: list[float]
+    labels: list[str]
+    hovers: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The stretch of time a picture shows, in the trace's own seconds."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def span_s(self) -> float:
+        """Its length in seconds."""
+        return self.end_s - self.start_s
+
+
+def window_of(events: Iterable[Event]) -> Window:
+    """From the first start to the last end of the events (0 to 1 second when there are none)."""
+    bars = [event for event in events if event.kind != "memory"]
+    if not bars:
+        return Window(start_s=0.0, end_s=1.0)
+    return Window(
+        start_s=min(event.start_s for event in bars), end_s=max(event.start_s + event.duration_s for event in bars)
+    )
+
+
+def bars_by_kind(events: Iterable[Event], window: Window) -> list[Bars]:
+    """Group events by kind. Every known kind comes, in one order, so that a live figure can be filled anew."""
+    groups: dict[str, list[Event]] = {kind: [] for kind in STYLES}
+    for event in events:
+        if event.kind not in NOT_BARS:
+            groups.setdefault(event.kind, []).append(event)
+    return [_bars(kind, members, window) for kind, members in groups.items()]
+
+
+def idle_bars(events: Sequence[Event], window: Window) -> Bars:
+    """The gaps between the compute events of a rank: the bubble, and whatever else kept it from computing."""
+    busy: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        spans = busy[event.rank]
+        if event.kind not in NOT_BARS and style_of(event.kind).lane == "compute":
+            spans.append((event.start_s, event.start_s + event.duration_s))
+    ranks, starts, durations, hovers = [], [], [], []
+    for rank, spans in sorted(busy.items()):
+        for start, end in gaps(spans, window):
+            ranks.append(rank)
+            starts.append(start - window.start_s)
+            durations.append(end - start)
+            hovers.append(f"<b>rank {rank} · not computing</b><br>{duration_text(end - start)}")
+    return Bars(
+        kind="idle", ranks=ranks, starts_s=starts, durations_s=durations, labels=[""] * len(ranks), hovers=hovers
+    )
+
+
+def gaps(spans: Iterable[tuple[float, float]], window: Window) -> list[tuple[float, float]]:
+    """What of the window the (start, end) spans leave uncovered, in order.
+
+    >>> gaps([(1.0, 2.0), (1.5, 3.0)], Window(start_s=0.0, end_s=4.0))
+    [(0.0, 1.0), (3.0, 4.0)]
+    """
+    found = []
+    reached = window.start_s
+    for start, end in sorted(spans):
+        if start > reached:
+            found.append((reached, min(start, window.end_s)))
+        reached = max(reached, end)
+    if reached < window.end_s:
+        found.append((reached, window.end_s))
+    return [(start, end) for start, end in found if end > start]
+
+
+def _bars(kind: str, events: Sequence[Event], window: Window) -> Bars:
+    return Bars(
+        kind=kind,
+        ranks=[event.rank for event in events],
+        starts_s=[event.start_s - window.start_s for event in events],
+        durations_s=[event.duration_s for event in events],
+        labels=["" if event.microbatch is None else str(event.microbatch) for event in events],
+        hovers=[_hover(event, window) for event in events],
+    )
+
+
+def _hover(event: Event, window: Window) -> str:
+    lines = [f"<b>rank {event.rank} · {style_of(event.kind).label}</b>"]
+    place = []
+    if event.stage is not None:
+        place.append(f"stage {event.stage}")
+    if event.microbatch is not None:
+        place.append(f"micro-batch {event.microbatch}")
+    if place:
+        lines.append(", ".join(place))
+    if event.group is not None:
+        sequence = "" if event.seq is None else f", number {event.seq}"
+        lines.append(f"over {event.group}{sequence}")
+    if event.peer is not None:
+        lines.append(f"{'from' if event.kind.startswith('RECV') else 'to'} rank {event.peer}")
+    if event.num_bytes is not None:
+        lines.append(traffic_text(event.num_bytes))
+    start = (event.start_s - window.start_s) * 1e3
+    lines.append(f"{event.duration_s * 1e3:.2f} ms, from {start:.2f} to {start + event.duration_s * 1e3:.2f} ms")
+    if event.step is not None:
+        lines.append(f"step {event.step}")
+    return "<br>".join(lines)

@@ -1,0 +1,103 @@
+"""Memory of every rank: how it moves over time, and its peak."""
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.show import palette
+from labkit.show.units import memory_text, memory_unit, time_unit
+from labkit.trace import Event, Trace
+
+_MAX_NAMED_RANKS = 16
+
+
+def memory(trace: Trace, step: int | None = None) -> go.Figure:
+    """Draw the memory samples of a trace: over time on the left, the peak of each rank on the right.
+
+    Args:
+        trace: its `memory` events carry bytes in `num_bytes`.
+        step: only this training step; None: the whole trace.
+    """
+    shown = trace if step is None else trace.of_step(step)
+    samples: dict[int, list[Event]] = {}
+    for event in shown.events:
+        if event.kind == "memory" and event.num_bytes is not None:
+            samples.setdefault(event.rank, []).append(event)
+    figure = make_subplots(
+        cols=2, column_widths=[0.72, 0.28], horizontal_spacing=0.11, subplot_titles=["over time", "peak"]
+    )
+    peaks = {rank: max(event.num_bytes or 0 for event in events) for rank, events in sorted(samples.items())}
+    if peaks:
+        _draw(figure, samples, peaks)
+    else:
+        figure.add_annotation(
+            text="this trace has no memory samples", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper",
+            font={"color": palette.MUTED, "size": 14},
+        )  # fmt: skip
+    palette.dress(figure, title=_title(trace), notes=_notes(peaks), height=_height(len(peaks)))
+    # The peaks carry each rank's name and colour, so they are the legend of the lines too.
+    figure.update_layout(bargap=0.25, showlegend=False)
+    return figure
+
+
+def _draw(figure: go.Figure, samples: dict[int, list[Event]], peaks: dict[int, int]) -> None:
+    unit, size = memory_unit(max(peaks.values()))
+    start = min(event.start_s for events in samples.values() for event in events)
+    end = max(event.start_s for events in samples.values() for event in events)
+    time_name, per_second = time_unit(end - start)
+    colors = {rank: palette.rank_color(index, len(peaks)) for index, rank in enumerate(peaks)}
+    for rank in peaks:
+        events = sorted(samples[rank], key=lambda event: event.start_s)
+        figure.add_trace(
+            go.Scatter(
+                name=f"rank {rank}",
+                x=[(event.start_s - start) * per_second for event in events],
+                y=[(event.num_bytes or 0) / size for event in events],
+                mode="lines",
+                line={"color": colors[rank], "width": 2 if len(peaks) <= _MAX_NAMED_RANKS else 1, "shape": "hv"},
+                hovertemplate=f"<b>rank {rank}</b><br>%{{y:.2f}} {unit} at %{{x:.1f}} {time_name}<extra></extra>",
+            ),
+            row=1,
+            col=1,
+        )
+    figure.add_trace(
+        go.Bar(
+            orientation="h",
+            y=[f"rank {rank}" for rank in peaks],
+            x=[peak / size for peak in peaks.values()],
+            marker={"color": list(colors.values())},
+            text=[memory_text(peak) for peak in peaks.values()] if len(peaks) <= _MAX_NAMED_RANKS else None,
+            textposition="inside",
+            insidetextanchor="end",
+            hovertemplate=f"<b>%{{y}}</b><br>peak %{{x:.2f}} {unit}<extra></extra>",
+        ),
+        row=1,
+        col=2,
+    )
+    figure.update_xaxes(title={"text": f"time ({time_name})"}, row=1, col=1)
+    figure.update_yaxes(title={"text": f"memory ({unit})"}, rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(title={"text": f"peak ({unit})"}, rangemode="tozero", row=1, col=2)
+    every = 1 if len(peaks) <= _MAX_NAMED_RANKS else 4
+    names = [f"rank {rank}" for rank in peaks]
+    figure.update_yaxes(autorange="reversed", tickvals=names[::every], tickfont={"size": 11}, row=1, col=2)
+
+
+def _title(trace: Trace) -> str:
+    parts = ["Predicted memory" if trace.origin == "predicted" else "Measured memory"]
+    if trace.plan is not None:
+        parts.append(str(trace.plan.layout))
+    return " · ".join(parts)
+
+
+def _notes(peaks: dict[int, int]) -> list[str]:
+    if not peaks:
+        return []
+    top = max(peaks, key=lambda rank: peaks[rank])
+    low = min(peaks, key=lambda rank: peaks[rank])
+    notes = [f"highest peak {memory_text(peaks[top])} on rank {top}"]
+    if len(peaks) > 1:
+        notes.append(f"lowest {memory_text(peaks[low])} on rank {low}")
+    return notes
+
+
+def _height(num_ranks: int) -> int:
+    return max(360, 180 + 7 * num_ranks)
