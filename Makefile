@@ -1,0 +1,17 @@
+# Each target is one visible line; labkit/bootstrap.py makes .venv first where that is needed.
+# PYTHON=python3.12 chooses the interpreter, PORT= and NO_BROWSER=1 are for lab, ARGS= goes to pytest.
+PYTHON ?= python3
+
+.PHONY: lab test check bench
+
+lab:
+	$(PYTHON) labkit/bootstrap.py lab
+
+test:
+	$(PYTHON) labkit/bootstrap.py test $(ARGS)
+
+check:
+	$(PYTHON) labkit/bootstrap.py check
+
+bench:
+	$(PYTHON) labkit/bootstrap.py bench $(ARGS)
