@@ -1,0 +1,153 @@
+"""Model x Layout -> Plan, or a refusal that says both numbers, the rule and the nearest layout that fits."""
+
+import math
+from dataclasses import replace
+
+from labkit.errors import PlanError
+from labkit.plan.plan import Plan
+from labkit.schedule import BUILDERS
+from labkit.spec import Layout, Model
+from labkit.spec.checks import choices_text, shown
+
+__all__ = ["build"]
+
+_INTERLEAVED = ("interleaved", "looped_bfs", "interleaved_zero_bubble")
+_V_SHAPED = ("zbv", "dualpipe_v")
+
+
+def build(model: Model, layout: Layout) -> Plan:
+    """Lay `model` out over ranks.
+
+    Raises:
+        PlanError: the layout contradicts itself, does not fit the model, or asks for what this release does not run.
+
+    >>> from labkit.spec import Layout, Model
+    >>> plan = build(Model.preset("tiny"), Layout.parse("dp2 pp2 m4"))
+    >>> plan.placement(3), plan.group_ranks("pp", 3)
+    (Placement(dp_rank=1, tp_rank=0, pp_rank=1), [1, 3])
+    >>> build(Model.preset("tiny"), Layout.parse("tp8"))
+    Traceback (most recent call last):
+        ...
+    labkit.errors.PlanError: num_kv_heads=4 is not divisible by tp=8: a tensor-parallel rank owns whole key and value heads. Use tp=1, 2 or 4.
+    """
+    if not isinstance(model, Model):
+        raise PlanError(f"model {shown(model)} is no Model: use Model(...) or Model.preset('tiny').")
+    if not isinstance(layout, Layout):
+        hint = f"Layout.parse({layout!r})" if isinstance(layout, str) and len(layout) < 60 else "Layout(dp=2)"
+        raise PlanError(f"layout {shown(layout)} is no Layout: use {hint}.")
+    _check_layout(layout)
+    _check_tensor_parallel(model, layout)
+    _check_pipeline(model, layout)
+    _check_release(layout)
+    return Plan(model=model, layout=layout, engine="torch")
+
+
+def _check_layout(layout: Layout) -> None:
+    pp, v, m = layout.pp, layout.num_virtual_stages, layout.num_microbatches
+    name = layout.schedule
+    if name in BUILDERS and v > 1:
+        raise PlanError(f"num_virtual_stages={v} with schedule={name!r}: that schedule has one stage per rank. Use v1.")
+    if name in _V_SHAPED and v != 2:
+        raise PlanError(f"num_virtual_stages={v} with schedule={name!r}: a V has two stages per rank. Use v2.")
+    if name in _INTERLEAVED and v < 2:
+        raise PlanError(
+            f"num_virtual_stages={v} with schedule={name!r}: it interleaves stages of one rank, 2 or more. Use v2."
+        )
+    if name not in BUILDERS and pp == 1:
+        raise PlanError(f"pp=1 with schedule={name!r}: it interleaves a pipeline, 2 ranks or more. Use pp2 or 1f1b.")
+    if name not in BUILDERS and m % pp:
+        near = -(-m // pp) * pp
+        raise PlanError(
+            f"num_microbatches={m} is not divisible by pp={pp}: schedule {name!r} goes in rounds of pp. Use m{near}."
+        )
+    if layout.dp % layout.hybrid:
+        raise PlanError(
+            f"dp={layout.dp} is not divisible by hybrid={layout.hybrid}: replicas of a sharded group are equally large. "
+            f"Use hybrid={choices_text(_divisors(layout.dp))}."
+        )
+    if layout.sequence_parallel and layout.tp == 1:
+        raise PlanError("sequence_parallel=True with tp=1: it splits the sequence within tp. Use tp2 or leave sp out.")
+    _check_sharding(layout)
+
+
+def _check_sharding(layout: Layout) -> None:
+    zero = layout.zero_stage
+    if layout.reshard_after_forward is not None and zero < 2:
+        word = "reshard" if layout.reshard_after_forward else "no_reshard"
+        raise PlanError(f"{word} with zero_stage={zero}: only sharded parameters are gathered. Use zero3 or leave it out.")
+    if layout.hybrid > 1 and zero == 0:
+        raise PlanError(f"hybrid={layout.hybrid} with zero_stage=0: it replicates a sharded group. Use zero3 or hybrid1.")
+    if layout.offload == "all" and zero < 3:
+        raise PlanError(
+            f"offload='all' with zero_stage={zero}: only sharded parameters leave the device. "
+            f"Use zero3 or offload:optimizer."
+        )
+
+
+def _check_tensor_parallel(model: Model, layout: Layout) -> None:
+    tp = layout.tp
+    rules = (
+        ("num_heads", model.num_heads, "a tensor-parallel rank owns whole heads"),
+        ("num_kv_heads", model.num_kv_heads, "a tensor-parallel rank owns whole key and value heads"),
+        ("d_ff", model.d_ff, "a tensor-parallel rank owns an equal part of the feed-forward layer"),
+        ("vocab_size", model.vocab_size, "a tensor-parallel rank owns an equal part of the vocabulary"),
+    )
+    together = math.gcd(*(size for _, size, _ in rules))
+    for name, size, rule in rules:
+        if size % tp == 0:
+            continue
+        own = math.gcd(size, model.num_heads, model.num_kv_heads)
+        fix = f"Use tp={choices_text(_divisors(own))}"
+        if own != together:
+            fits = choices_text(_divisors(together))
+            fix += f" (with d_ff={model.d_ff} and vocab_size={model.vocab_size}: {fits})"
+        if name in ("d_ff", "vocab_size"):
+            fix += f", or {name}={-(-size // tp) * tp}"
+        raise PlanError(f"{name}={size} is not divisible by tp={tp}: {rule}. {fix}.")
+    if layout.sequence_parallel and model.seq_len % tp:
+        near = -(-model.seq_len // tp) * tp
+        raise PlanError(
+            f"seq_len={model.seq_len} is not divisible by tp={tp}: sequence parallel splits it evenly. Use seq_len={near}."
+        )
+
+
+def _check_pipeline(model: Model, layout: Layout) -> None:
+    if model.num_layers < layout.num_stages:
+        most = model.num_layers // layout.num_virtual_stages
+        stages = f"pp={layout.pp}"
+        if layout.num_virtual_stages > 1:
+            stages += f" * num_virtual_stages={layout.num_virtual_stages} = {layout.num_stages} stages"
+        fix = f"pp={most} or fewer, or " if most else ""
+        raise PlanError(
+            f"num_layers={model.num_layers} is fewer than {stages}: every stage holds at least one layer. "
+            f"Use {fix}num_layers={layout.num_stages}."
+        )
+
+
+def _check_release(layout: Layout) -> None:
+    supported = replace(
+        layout,
+        zero_stage=0,
+        schedule=layout.schedule if layout.schedule in BUILDERS else "1f1b",
+        num_virtual_stages=1,
+        precision="bf16" if layout.precision == "fp8" else layout.precision,
+        sequence_parallel=False,
+        recompute="none",
+        offload="none",
+        engine="auto" if layout.engine == "deepspeed" else layout.engine,
+        reshard_after_forward=None,
+        hybrid=1,
+    )
+    if supported == layout:
+        return
+    names = [name for name in Layout.__dataclass_fields__ if getattr(layout, name) != getattr(supported, name)]
+    what = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
+    raise PlanError(
+        f"{what} is not in this release: it runs zero stage 0 with gpipe or 1f1b in fp32 or bf16 on torch. "
+        f"Use '{supported}'."
+    )
+
+
+def _divisors(value: int) -> list[int]:
+    small = [divisor for divisor in range(1, math.isqrt(value) + 1) if value % divisor == 0]
+    return sorted({*small, *(value // divisor for divisor in small)})

@@ -1,0 +1,181 @@
+"""A model laid out over ranks: who holds which layers, which ranks form which group, who does what when."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from labkit.errors import PlanError
+from labkit.plan.text import html_table, text_summary
+from labkit.schedule import Action
+from labkit.schedule import build as build_schedule
+from labkit.spec import Layout, Model
+from labkit.spec.checks import choice, whole
+
+__all__ = ["AXES", "Placement", "Plan"]
+
+AXES = ("pp", "dp", "tp")
+"""Axes of the mesh, outermost first: neighbouring ranks share a tensor-parallel group."""
+
+
+class Placement(NamedTuple):
+    """A rank's place on each axis."""
+
+    dp_rank: int
+    tp_rank: int
+    pp_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A model and a layout that fit; made by `labkit.plan.build`.
+
+    Ranks fill a mesh of shape (pp, dp, tp): rank = (pp_rank * dp + dp_rank) * tp + tp_rank. Layers that do not divide
+    evenly go to the earlier stages, one more each, because the last stage also computes the head and the loss.
+
+    Attributes:
+        model: what is trained.
+        layout: how it is laid out.
+        engine: what runs it: "torch".
+    """
+
+    model: Model
+    layout: Layout
+    engine: str = "torch"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that take part."""
+        return self.layout.world_size
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return self.layout.num_stages
+
+    @property
+    def actions(self) -> list[list[Action]]:
+        """The schedule: for each pp rank, its computations in order (a fresh list; `schedule.add_communication` adds
+        sends and receives)."""
+        layout = self.layout
+        return [list(line) for line in _actions(layout.schedule, layout.num_stages, layout.num_microbatches)]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step trains on, over all ranks."""
+        return self.layout.global_batch_size * self.model.seq_len
+
+    @property
+    def flops_per_step(self) -> int:
+        """Operations of one step over all ranks (`Model.flops_per_token`), recompute not counted."""
+        return self.tokens_per_step * self.model.flops_per_token
+
+    def mfu(self, step_s: float, peak_flops: float) -> float:
+        """Return the model FLOPs utilisation: operations needed over operations possible in `step_s` seconds.
+
+        Args:
+            step_s: seconds of a step.
+            peak_flops: operations a second of one rank's device.
+        """
+        return self.flops_per_step / (step_s * peak_flops * self.world_size)
+
+    def placement(self, rank: int) -> Placement:
+        """Return a rank's place on each axis.
+
+        Raises:
+            PlanError: no such rank in this plan.
+        """
+        rank = self._rank(rank)
+        outer, tp_rank = divmod(rank, self.layout.tp)
+        pp_rank, dp_rank = divmod(outer, self.layout.dp)
+        return Placement(dp_rank=dp_rank, tp_rank=tp_rank, pp_rank=pp_rank)
+
+    def rank_at(self, *, dp_rank: int = 0, tp_rank: int = 0, pp_rank: int = 0) -> int:
+        """Return the rank at a place; the inverse of `placement`.
+
+        Raises:
+            PlanError: outside the mesh.
+        """
+        dp_rank = whole("dp_rank", dp_rank, minimum=0, maximum=self.layout.dp - 1)
+        tp_rank = whole("tp_rank", tp_rank, minimum=0, maximum=self.layout.tp - 1)
+        pp_rank = whole("pp_rank", pp_rank, minimum=0, maximum=self.layout.pp - 1)
+        return (pp_rank * self.layout.dp + dp_rank) * self.layout.tp + tp_rank
+
+    def group_ranks(self, axis: str, rank: int) -> list[int]:
+        """Return the ranks of `rank`'s group on `axis`, in the axis's order.
+
+        Raises:
+            PlanError: no such axis or rank.
+        """
+        choice("axis", axis, AXES)
+        place = self.placement(rank)._asdict()
+        degree: int = getattr(self.layout, axis)
+        return [self.rank_at(**(place | {f"{axis}_rank": index})) for index in range(degree)]
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """Return every group of `axis`, by first rank."""
+        choice("axis", axis, AXES)
+        firsts = (rank for rank in range(self.world_size) if getattr(self.placement(rank), f"{axis}_rank") == 0)
+        return [self.group_ranks(axis, rank) for rank in firsts]
+
+    def layers(self, stage: int) -> range:
+        """Return the layers of a stage, counted from 0.
+
+        Raises:
+            PlanError: no such stage.
+        """
+        stage = whole("stage", stage, minimum=0, maximum=self.num_stages - 1)
+        each, extra = divmod(self.model.num_layers, self.num_stages)
+        start = stage * each + min(stage, extra)
+        return range(start, start + each + (1 if stage < extra else 0))
+
+    def stages(self, rank: int) -> list[int]:
+        """Return the stages that a rank holds: `pp_rank`, and with virtual stages every pp-th after it."""
+        return list(range(self.placement(rank).pp_rank, self.num_stages, self.layout.pp))
+
+    def num_parameters(self, rank: int) -> int:
+        """Return the parameters that a rank holds.
+
+        Matrices, column biases and vocabulary tables are split over tp; norms, row biases and learned positions are
+        not. With tied embeddings and several stages the last stage holds its own copy of the matrix.
+        """
+        return sum(_stage_parameters(self, stage) for stage in self.stages(rank))
+
+    def _rank(self, rank: object) -> int:
+        if isinstance(rank, int) and not isinstance(rank, bool) and rank >= self.world_size:
+            raise PlanError(
+                f"rank={rank} but layout '{self.layout}' takes {self.world_size} ranks: ranks end at {self.world_size - 1}."
+            )
+        return whole("rank", rank, minimum=0, maximum=self.world_size - 1)
+
+    def summary(self) -> str:
+        """Return a text table: each rank's place, layers and parameters."""
+        return text_summary(self)
+
+    def __str__(self) -> str:
+        return f"{self.layout} on {self.world_size} ranks ({self.engine}): {self.model}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self)
+
+
+@lru_cache(maxsize=64)
+def _actions(schedule: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    return tuple(tuple(line) for line in build_schedule(schedule, num_stages, num_microbatches))
+
+
+def _stage_parameters(plan: Plan, stage: int) -> int:
+    model, tp = plan.model, plan.layout.tp
+    table = model.vocab_size * model.d_model // tp
+    total = len(plan.layers(stage)) * _layer_parameters(model, tp)
+    if stage == 0:
+        total += table + (model.seq_len * model.d_model if model.position == "learned" else 0)
+    if stage == plan.num_stages - 1:
+        total += model.num_norm_parameters
+        if not model.tied_embeddings or plan.num_stages > 1:
+            total += table
+    return total
+
+
+def _layer_parameters(model: Model, tp: int) -> int:
+    whole_on_each = 2 * model.num_norm_parameters + (2 * model.d_model if model.bias else 0)
+    return whole_on_each + (model.num_layer_parameters - whole_on_each) // tp

@@ -1,0 +1,137 @@
+"""Checks that a schedule does every action once and that no rank waits for ever."""
+
+from collections.abc import Iterator, Sequence
+
+from labkit.errors import PlanError
+from labkit.schedule.action import COMPUTE, Action
+from labkit.spec.checks import shown, whole
+
+__all__ = ["dependencies", "validate"]
+
+
+def validate(actions: Sequence[Sequence[Action]], num_stages: int, num_microbatches: int) -> None:
+    """Check that `actions` (one list per rank) is a schedule.
+
+    Complete: every stage runs F and B (or I and W) of every micro-batch exactly once, all on one rank. Free of
+    deadlock: run in order with buffered sends, every action's inputs arrive.
+
+    Raises:
+        PlanError: naming the first offending action, its rank, and what it waits for.
+
+    >>> from labkit.schedule import one_f_one_b, parse_actions
+    >>> validate(one_f_one_b(2, 2), 2, 2)
+    >>> validate(parse_actions("0B0 0F0"), 1, 1)
+    Traceback (most recent call last):
+        ...
+    labkit.errors.PlanError: rank 0 waits at 0B0 for 0F0 for ever: no rank can go on. Put 0F0 before 0B0.
+    """
+    num_stages, num_microbatches = whole("num_stages", num_stages), whole("num_microbatches", num_microbatches)
+    rank_of = _check_each(actions, num_stages, num_microbatches)
+    _check_complete(rank_of, num_stages, num_microbatches)
+    _check_progress(actions, rank_of, num_stages)
+
+
+def dependencies(action: Action, num_stages: int) -> list[Action]:
+    """Return the computations that must be over before `action` starts.
+
+    `F` needs the previous stage's `F`; `B` and `I` need their own `F` and the next stage's `B` or `I` (named `B` here);
+    `W` needs its own `I`; a send needs what it sends, a receive needs the send.
+
+    >>> [str(needed) for needed in dependencies(Action(1, "B", 0), 4)]
+    ['1F0', '2B0']
+    """
+    stage, kind, microbatch = action.stage, action.kind, action.microbatch
+    needed: list[tuple[int, str]] = []
+    match kind:
+        case "F":
+            needed = [(stage - 1, "F")]
+        case "B" | "I":
+            needed = [(stage, "F"), (stage + 1, "B")]
+        case "W":
+            needed = [(stage, "I")]
+        case "SEND_F":
+            needed = [(stage, "F")]
+        case "SEND_B":
+            needed = [(stage, "B")]
+        case "RECV_F":
+            needed = [(stage - 1, "SEND_F")]
+        case "RECV_B":
+            needed = [(stage + 1, "SEND_B")]
+    return [Action(other, name, microbatch) for other, name in needed if 0 <= other < num_stages]
+
+
+def _check_each(actions: Sequence[Sequence[Action]], num_stages: int, num_microbatches: int) -> dict[Action, int]:
+    rank_of: dict[Action, int] = {}
+    home: dict[int, int] = {}
+    for rank, line in enumerate(actions):
+        for action in line:
+            if not isinstance(action, Action):
+                raise PlanError(f"rank {rank} holds {shown(action)}: a schedule holds actions. Use Action(0, 'F', 0).")
+            where = f"rank {rank} holds {action}"
+            if action.stage >= num_stages:
+                raise PlanError(f"{where} but num_stages={num_stages}: stages end at {num_stages - 1}.")
+            if action.microbatch >= num_microbatches:
+                last = num_microbatches - 1
+                raise PlanError(f"{where} but num_microbatches={num_microbatches}: micro-batches end at {last}.")
+            if action in rank_of:
+                raise PlanError(f"{where} and rank {rank_of[action]} holds it too: every action runs once. Drop one.")
+            if home.setdefault(action.stage, rank) != rank:
+                raise PlanError(
+                    f"{where} but rank {home[action.stage]} holds stage {action.stage}: a stage lives on one rank. "
+                    f"Move {action} to rank {home[action.stage]}."
+                )
+            rank_of[action] = rank
+    return rank_of
+
+
+def _check_complete(rank_of: dict[Action, int], num_stages: int, num_microbatches: int) -> None:
+    for stage in range(num_stages):
+        for microbatch in range(num_microbatches):
+            has = {kind for kind in COMPUTE if Action(stage, kind, microbatch) in rank_of}
+            if has in ({"F", "B"}, {"F", "I", "W"}):
+                continue
+            if "B" in has and has & {"I", "W"}:
+                extra = Action(stage, "I" if "I" in has else "W", microbatch)
+                raise PlanError(f"{extra} and {stage}B{microbatch} both run: B is I and W together. Drop one.")
+            missing = "F" if "F" not in has else "W" if "I" in has else "I" if "W" in has else "B"
+            raise PlanError(
+                f"{stage}{missing}{microbatch} is missing: every stage runs F and B (or I and W) of every micro-batch. "
+                f"Add it to stage {stage}'s rank."
+            )
+
+
+def _check_progress(actions: Sequence[Sequence[Action]], rank_of: dict[Action, int], num_stages: int) -> None:
+    position = [0] * len(actions)
+    done: set[Action] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, line in enumerate(actions):
+            while position[rank] < len(line) and not _waits_for(line[position[rank]], rank_of, done, num_stages):
+                done.add(line[position[rank]])
+                position[rank] += 1
+                moved = True
+    for rank, line in enumerate(actions):
+        if position[rank] < len(line):
+            action = line[position[rank]]
+            needed = _waits_for(action, rank_of, done, num_stages)[0]
+            raise PlanError(
+                f"rank {rank} waits at {action} for {needed} for ever: no rank can go on. Put {needed} before {action}."
+            )
+
+
+def _waits_for(action: Action, rank_of: dict[Action, int], done: set[Action], num_stages: int) -> list[Action]:
+    return [needed for needed in _inputs(action, rank_of, num_stages) if needed not in done]
+
+
+def _inputs(action: Action, rank_of: dict[Action, int], num_stages: int) -> Iterator[Action]:
+    """The actions of this schedule that `action` needs: `I` stands in for `B`, a receive for the other stage's result."""
+    for needed in dependencies(action, num_stages):
+        if needed.stage != action.stage and action.kind in COMPUTE:
+            received = Action(action.stage, "RECV_F" if needed.kind == "F" else "RECV_B", action.microbatch)
+            if received in rank_of:
+                yield received
+                continue
+        if needed.kind == "B" and needed not in rank_of:
+            needed = Action(needed.stage, "I", needed.microbatch)
+        yield needed
