@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.errors import PlanError
-from labkit.plan.text import html_table, text_summary
+from labkit.plan.text import html_table, text_table
 from labkit.schedule import Action
 from labkit.schedule import build as build_schedule
 from labkit.spec import Layout, Model
@@ -15,6 +15,9 @@ __all__ = ["AXES", "Placement", "Plan"]
 
 AXES = ("pp", "dp", "tp")
 """Axes of the mesh, outermost first: neighbouring ranks share a tensor-parallel group."""
+
+_COLUMNS = ("rank", "dp", "tp", "pp", "layers", "parameters")
+_MOST_ROWS = 16
 
 
 class Placement(NamedTuple):
@@ -148,14 +151,28 @@ class Plan:
         return whole("rank", rank, minimum=0, maximum=self.world_size - 1)
 
     def summary(self) -> str:
-        """Return a text table: each rank's place, layers and parameters."""
-        return text_summary(self)
+        """Return a text table of each rank's place, layers and parameters; past 16 ranks, the first 15 and the last."""
+        return text_table(str(self), _COLUMNS, self._rows())
 
     def __str__(self) -> str:
         return f"{self.layout} on {self.world_size} ranks ({self.engine}): {self.model}"
 
     def _repr_html_(self) -> str:
-        return html_table(self)
+        return html_table(str(self), _COLUMNS, self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        size = self.world_size
+        gap = ["…"] * len(_COLUMNS)
+        if size <= _MOST_ROWS:
+            return [self._row(rank) for rank in range(size)]
+        return [*(self._row(rank) for rank in range(_MOST_ROWS - 1)), gap, self._row(size - 1)]
+
+    def _row(self, rank: int) -> list[str]:
+        place = self.placement(rank)
+        spans = [self.layers(stage) for stage in self.stages(rank)]
+        layers = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+        names = (rank, place.dp_rank, place.tp_rank, place.pp_rank, layers)
+        return [*(str(name) for name in names), f"{self.num_parameters(rank):,}"]
 
 
 @lru_cache(maxsize=64)

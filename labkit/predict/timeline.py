@@ -1,0 +1,138 @@
+"""When every action of a plan runs, from its schedule's dependencies and declared durations."""
+
+from collections.abc import Mapping, Sequence
+
+from labkit.errors import PlanError
+from labkit.plan import Plan
+from labkit.schedule import Action, dependencies
+from labkit.spec.checks import number, shown
+from labkit.trace import Event, Trace
+
+__all__ = ["bubble_fraction", "timeline"]
+
+MOST_EVENTS = 2_000_000
+
+
+def timeline(
+    plan: Plan, forward_s: float | Sequence[float] = 1.0, backward_s: float | Sequence[float] = 2.0, send_s: float = 0.0
+) -> Trace:
+    """Predict one step: each rank runs its actions in order, each as soon as its inputs are there.
+
+    Sends leave when the computation ends, take `send_s`, and overlap with further computation. Ranks of one pp rank
+    do the same at the same time.
+
+    Args:
+        plan: what to run.
+        forward_s: seconds of a forward of one micro-batch, for every stage or for each stage.
+        backward_s: seconds of a backward, likewise.
+        send_s: seconds from the end of a computation until the next stage has its result.
+
+    Returns:
+        A trace with origin "predicted", step 0: F and B, with `send_s > 0` also sends and receives, and a "step" per rank.
+
+    Raises:
+        PlanError: a duration that is no number of 0 or more, a list whose length is not the number of stages, or more
+            than 2,000,000 events.
+
+    >>> from labkit import plan, spec
+    >>> small = plan.build(spec.Model.preset("tiny"), spec.Layout.parse("pp2 m2 gpipe"))
+    >>> trace = timeline(small, forward_s=1.0, backward_s=2.0)
+    >>> trace.step_time_s, round(trace.bubble_fraction, 4)
+    (9.0, 0.3333)
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"plan {shown(plan)} is no Plan: use labkit.plan.build(model, layout).")
+    durations = {
+        "F": _durations("forward_s", forward_s, plan.num_stages),
+        "B": _durations("backward_s", backward_s, plan.num_stages),
+    }
+    send_s = number("send_s", send_s)
+    num_events = plan.world_size * (1 + plan.layout.num_microbatches * (2 if send_s == 0 else 6))
+    if num_events > MOST_EVENTS:
+        raise PlanError(
+            f"layout '{plan.layout}' has up to {num_events} events and a timeline holds {MOST_EVENTS}: "
+            f"use fewer ranks or micro-batches."
+        )
+    starts = _simulate(plan, durations, send_s)
+    end_s = max(start_s + durations[action.kind][action.stage] for action, start_s in starts.items())
+    events = [Event(rank, "step", 0.0, end_s, step=0) for rank in range(plan.world_size)]
+    lines = plan.actions
+    for rank in range(plan.world_size):
+        pp_rank = plan.placement(rank).pp_rank
+        peers = plan.group_ranks("pp", rank)
+        for action in lines[pp_rank]:
+            events += _events(action, rank, peers, starts, durations, send_s)
+    return Trace(events, "predicted", plan)
+
+
+def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
+    """Return (p - 1) / (m + p - 1), the bubble of gpipe and 1f1b with p equal stages and m micro-batches.
+
+    Idle over total time (Huang et al. 2019, arXiv 1811.06965, section 2.3); Narayanan et al. 2021 (arXiv 2104.04473)
+    divide by the ideal time instead, which gives (p - 1) / m.
+
+    >>> bubble_fraction(4, 8)
+    0.2727272727272727
+    """
+    return (num_stages - 1) / (num_microbatches + num_stages - 1)
+
+
+def _durations(name: str, value: float | Sequence[float], num_stages: int) -> list[float]:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if len(value) != num_stages:
+            raise PlanError(f"{name} has {len(value)} entries but {num_stages} stages: give one for each stage, or one number.")
+        return [number(f"{name}[{stage}]", each) for stage, each in enumerate(value)]
+    return [number(name, value)] * num_stages
+
+
+def _simulate(plan: Plan, durations: Mapping[str, Sequence[float]], send_s: float) -> dict[Action, float]:
+    """Start of every action in seconds: ranks take turns, each going as far as its inputs allow."""
+    lines = plan.actions
+    num_stages, pp = plan.num_stages, plan.layout.pp
+    position, free_s = [0] * len(lines), [0.0] * len(lines)
+    starts: dict[Action, float] = {}
+    ends: dict[Action, float] = {}
+    remaining = sum(len(line) for line in lines)
+    while remaining:
+        before = remaining
+        for rank, line in enumerate(lines):
+            while position[rank] < len(line):
+                action = line[position[rank]]
+                inputs = dependencies(action, num_stages)
+                if any(needed not in ends for needed in inputs):
+                    break
+                arrivals = [ends[needed] + (send_s if needed.stage % pp != rank else 0.0) for needed in inputs]
+                starts[action] = max([free_s[rank], *arrivals])
+                ends[action] = free_s[rank] = starts[action] + durations[action.kind][action.stage]
+                position[rank] += 1
+                remaining -= 1
+        if remaining == before:
+            raise PlanError(f"the schedule of layout '{plan.layout}' stops half-way: validate it with schedule.validate.")
+    return starts
+
+
+def _events(
+    action: Action,
+    rank: int,
+    peers: Sequence[int],
+    starts: Mapping[Action, float],
+    durations: Mapping[str, Sequence[float]],
+    send_s: float,
+) -> list[Event]:
+    stage, microbatch = action.stage, action.microbatch
+
+    def event(kind: str, start_s: float, duration_s: float, peer: int | None = None) -> Event:
+        return Event(rank, kind, start_s, duration_s, step=0, stage=stage, microbatch=microbatch, peer=peer)
+
+    start_s, duration_s = starts[action], durations[action.kind][stage]
+    result = [event(action.kind, start_s, duration_s)]
+    if send_s == 0:
+        return result
+    forwards = action.kind == "F"
+    source, target = (stage - 1, stage + 1) if forwards else (stage + 1, stage - 1)
+    if 0 <= target < len(peers):
+        result.append(event(f"SEND_{action.kind}", start_s + duration_s, send_s, peers[target]))
+    if 0 <= source < len(peers):
+        sent_s = starts[Action(source, action.kind, microbatch)] + durations[action.kind][source]
+        result.append(event(f"RECV_{action.kind}", sent_s, send_s, peers[source]))
+    return result
