@@ -39,7 +39,7 @@ class Progress:
 
     Attributes:
         expected: how many packages there will be, roughly.
-        phase: "finding", "downloading", "building" or "installing".
+        phase: "starting", "finding", "downloading", "building" or "installing".
         what: the package at hand.
         seen: packages found so far.
         done_bytes: how much of the download at hand has arrived.
@@ -48,8 +48,8 @@ class Progress:
     """
 
     expected: int
-    phase: str = "finding"
-    what: str = ""
+    phase: str = "starting"
+    what: str = "pip"
     seen: set[str] = field(default_factory=set)
     done_bytes: int = 0
     total_bytes: int = 0
