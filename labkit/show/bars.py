@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from labkit.schedule import COMPUTE
 from labkit.show.palette import NOT_BARS, STYLES, style_of
 from labkit.show.units import duration_text, traffic_text
 from labkit.trace import Event
@@ -39,9 +40,7 @@ def window_of(events: Iterable[Event]) -> Window:
     bars = [event for event in events if event.kind != "memory"]
     if not bars:
         return Window(start_s=0.0, end_s=1.0)
-    return Window(
-        start_s=min(event.start_s for event in bars), end_s=max(event.start_s + event.duration_s for event in bars)
-    )
+    return Window(start_s=min(event.start_s for event in bars), end_s=max(event.end_s for event in bars))
 
 
 def bars_by_kind(events: Iterable[Event], window: Window) -> list[Bars]:
@@ -54,22 +53,32 @@ def bars_by_kind(events: Iterable[Event], window: Window) -> list[Bars]:
 
 
 def idle_bars(events: Sequence[Event], window: Window) -> Bars:
-    """The gaps between the compute events of a rank: the bubble, and whatever else kept it from computing."""
-    busy: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    """The bubble: gaps between forwards and backwards, from the first of a step on any rank to the last of it.
+
+    The hatched part of this stretch is `Trace.bubble_fraction`, to the letter.
+    """
+    steps: dict[int | None, list[Event]] = defaultdict(list)
     for event in events:
-        spans = busy[event.rank]
-        if event.kind not in NOT_BARS and style_of(event.kind).lane == "compute":
-            spans.append((event.start_s, event.start_s + event.duration_s))
-    ranks, starts, durations, hovers = [], [], [], []
-    for rank, spans in sorted(busy.items()):
-        for start, end in gaps(spans, window):
-            ranks.append(rank)
-            starts.append(start - window.start_s)
-            durations.append(end - start)
-            hovers.append(f"<b>rank {rank} · not computing</b><br>{duration_text(end - start)}")
+        if event.kind in COMPUTE:
+            steps[event.step].append(event)
+    idle = [(rank, start, end) for members in steps.values() for rank, start, end in _idle(members)]
     return Bars(
-        kind="idle", ranks=ranks, starts_s=starts, durations_s=durations, labels=[""] * len(ranks), hovers=hovers
+        kind="idle",
+        ranks=[rank for rank, _, _ in idle],
+        starts_s=[start - window.start_s for _, start, _ in idle],
+        durations_s=[end - start for _, start, end in idle],
+        labels=[""] * len(idle),
+        hovers=[f"<b>rank {rank} · idle</b><br>{duration_text(end - start)}" for rank, start, end in idle],
     )
+
+
+def _idle(compute: Sequence[Event]) -> list[tuple[int, float, float]]:
+    """(rank, start, end) of every gap within one step's compute."""
+    stretch = window_of(compute)
+    busy: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for event in compute:
+        busy[event.rank].append((event.start_s, event.end_s))
+    return [(rank, *gap) for rank, spans in sorted(busy.items()) for gap in gaps(spans, stretch)]
 
 
 def gaps(spans: Iterable[tuple[float, float]], window: Window) -> list[tuple[float, float]]:

@@ -1,5 +1,6 @@
 """Loss by step for one run or several, drawn so that equal curves are seen to be equal."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -120,7 +121,7 @@ def _notes(curves: Mapping[str, list[float]]) -> list[str]:
         if values:
             notes.append(f"{values[0]:.4f} at step 0, {values[-1]:.4f} at step {len(values) - 1}")
     for name, values in curves.items():
-        broken = next((step for step, value in enumerate(values) if value != value or abs(value) == float("inf")), None)
+        broken = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
         if broken is not None:
             notes.append(f"{name} is {values[broken]} from step {broken}")
     return notes

@@ -38,7 +38,7 @@ def timeline(trace: Trace, step: int | Literal["all"] | None = None) -> go.Figur
     shown = trace if chosen is None else trace.of_step(chosen)
     events = list(shown.events)
     window = window_of(events)
-    ranks = sorted({event.rank for event in events}) or [0]
+    ranks = sorted({event.rank for event in events}) or _all_ranks(trace)
     unit, per_second = time_unit(window.span_s)
 
     figure = go.Figure()
@@ -52,6 +52,10 @@ def timeline(trace: Trace, step: int | Literal["all"] | None = None) -> go.Figur
     if chosen is None and events:
         _mark_steps(figure, events, window, per_second)
     return figure
+
+
+def _all_ranks(trace: Trace) -> list[int]:
+    return [0] if trace.plan is None else list(range(trace.plan.layout.world_size))
 
 
 def _choose_step(trace: Trace, step: int | Literal["all"] | None) -> int | None:
@@ -99,7 +103,7 @@ def _bar_trace(bars: Bars, per_second: float, *, numbered: bool) -> go.Bar:
 def _idle_trace(bars: Bars, per_second: float) -> go.Bar:
     offset, height = _LANES["compute"]
     return go.Bar(
-        name="idle",
+        name="bubble",
         orientation="h",
         y=np.asarray(bars.ranks, dtype=np.int32),
         base=np.asarray(bars.starts_s) * per_second,
@@ -133,7 +137,8 @@ def _notes(trace: Trace, shown: Trace, window: Window) -> list[str]:
         return []
     num_steps = len({event.step for event in shown.events if event.step is not None})
     notes = [
-        duration_text(window.span_s) + (f" for {num_steps} steps" if num_steps > 1 else " a step"),
+        duration_text(window.span_s if num_steps > 1 else shown.step_time_s)
+        + (f" for {num_steps} steps" if num_steps > 1 else " a step"),
         f"bubble {percent_text(shown.bubble_fraction)}",
     ]
     if trace.pace is not None:

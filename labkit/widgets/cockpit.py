@@ -1,0 +1,224 @@
+"""A layout chosen with sliders: predicted at once, run on the live ranks, drawn while it runs."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+from labkit import launch, predict, show
+from labkit import plan as planning
+from labkit.errors import ClusterError, LabError, PlanError, RankTimeout
+from labkit.plan import Plan
+from labkit.spec import Layout, Model, Pace
+from labkit.trace import Event, Trace
+from labkit.widgets.choices import AXES, Choices
+from labkit.widgets.filling import fill, live_figure
+from labkit.widgets.live import Live
+from labkit.widgets.view import View, build_view
+
+if TYPE_CHECKING:
+    from labkit.cluster import Ranks
+
+# A sample's way through the whole model, forward; declared durations follow from it, so that every layout has
+# the same work and only its bubbles and its communication differ.
+SAMPLE_FORWARD_S = 0.06
+BACKWARD_PER_FORWARD = 2.0
+MAX_CURVES = 4
+
+
+def cockpit(ranks: "Ranks", model: Model | None = None, *, num_steps: int = 10) -> "Cockpit":
+    """Show sliders for a layout on these ranks, its predicted schedule, and *Run*.
+
+    Args:
+        ranks: live ranks; the cockpit does not keep them alive.
+        model: what to train; None: the preset "tiny".
+        num_steps: how many steps *Run* takes, to begin with.
+    """
+    return Cockpit(ranks, Model.preset("tiny") if model is None else model, num_steps=num_steps)
+
+
+class Cockpit:
+    """Sliders around plan, predict and run. Shows itself as the last value of a cell.
+
+    Attributes:
+        layout: the layout the sliders stand at; assign one to move them (to the nearest that exists).
+        run: the newest run, or None.
+        figures: the live figures "predicted", "measured" and "losses".
+        view: the widgets.
+    """
+
+    def __init__(self, ranks: "Ranks", model: Model, *, num_steps: int = 10) -> None:
+        self._ranks = weakref.ref(ranks)
+        self._num_up = len(ranks)
+        self._choices = Choices.of(len(ranks), model)
+        self._layout = self._choices.nearest(Layout(dp=max(1, len(ranks) // 2), pp=2))
+        self._live: Live | None = None
+        self._curves: dict[str, Sequence[float]] = {}
+        self._moving = False
+        self.run: launch.Run | None = None
+        plan = self._plan()
+        self.figures = {
+            "predicted": live_figure(self._predicted(plan, paced=True)),
+            "measured": live_figure(show.timeline(_measured(plan, (), None))),
+            "losses": live_figure(show.losses({})),
+        }
+        self.view: View = build_view(self._choices, self.figures, num_steps)
+        self._connect()
+        self._show_layout()
+        self.view.say("Move a slider: the others follow. Run trains on the ranks.")
+
+    @property
+    def layout(self) -> Layout:
+        """The layout the sliders stand at."""
+        return self._layout
+
+    @layout.setter
+    def layout(self, wish: Layout) -> None:
+        self._move(wish, None)
+
+    def start(self) -> None:
+        """What *Run* does: train under the layout, in the background. Errors become messages."""
+        try:
+            self._start()
+        except LabError as error:
+            self.view.say(str(error), "bad")
+        except Exception as error:  # noqa: BLE001  a callback's traceback would go to the log, unseen
+            self.view.say(f"{type(error).__name__}: {error}", "bad")
+
+    def stop(self) -> None:
+        """What *Stop* does: end the run after its step; returns at once."""
+        if self._live is not None and self.run is not None and self.run.state == "running":
+            self.view.stop.disabled = True
+            self.view.say("Stopping after this step. A step that hangs is freed by ranks.interrupt().")
+            self._live.stop()
+
+    def wait(self, timeout_s: float | None = None) -> launch.Run:
+        """Wait until the run has ended and been drawn; what it failed with is in `run.error`.
+
+        Raises:
+            PlanError: nothing was run yet.
+            RankTimeout: the run was still going on after `timeout_s`.
+        """
+        if self.run is None or self._live is None:
+            raise PlanError("cockpit.run is None: nothing was run yet. Press Run, or call cockpit.start().")
+        if not self._live.wait(timeout_s):
+            world_size = self.run.plan.layout.world_size
+            raise RankTimeout(
+                f"the run did not end within {timeout_s:g} s: it is at step {len(self.run.losses)} of "
+                f"{self.run.training.num_steps}. Wait longer, or press Stop.",
+                missing=range(world_size),
+                action="wait",
+                step=len(self.run.losses),
+            )
+        return self.run
+
+    def close(self) -> None:
+        """Take the widgets out of the page and of memory; a run goes on."""
+        self.view.close()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        return self.view.box._repr_mimebundle_(**kwargs)
+
+    def _connect(self) -> None:
+        for axis, control in self.view.axes.items():
+            control.observe(lambda change, axis=axis: self._moved(axis, change["new"]), names="value")
+        self.view.paced.observe(lambda change: self._show_layout(), names="value")
+        self.view.run.on_click(lambda button: self.start())
+        self.view.stop.on_click(lambda button: self.stop())
+
+    def _moved(self, axis: str, value: Any) -> None:
+        if not self._moving:
+            self._move(replace(self._layout, **{axis: value}), axis)
+
+    def _move(self, wish: Layout, axis: str | None) -> None:
+        self._layout = self._choices.nearest(wish, axis)
+        self._show_layout()
+
+    def _show_layout(self) -> None:
+        """Put every control where the layout is, and redraw the prediction."""
+        self._moving = True
+        try:
+            for axis in AXES:
+                self.view.axes[axis].value = getattr(self._layout, axis)
+        finally:
+            self._moving = False
+        used = self._choices.num_ranks
+        ranks = f"{used} ranks" if used == self._num_up else f"{used} of {self._num_up} ranks"
+        self.view.name_layout(str(self._layout), f"{ranks}, global batch {self._choices.global_batch_size}")
+        fill(self.figures["predicted"], self._predicted(self._plan(), paced=self.view.paced.value))
+
+    def _plan(self) -> Plan:
+        return planning.build(self._choices.model, self._layout)
+
+    def _predicted(self, plan: Plan, *, paced: bool) -> go.Figure:
+        pace = declared_pace(plan.layout)
+        trace = predict.timeline(plan, forward_s=pace.forward_s, backward_s=pace.backward_s)
+        return show.timeline(replace(trace, pace=pace) if paced else trace)
+
+    def _start(self) -> None:
+        ranks = self._ranks()
+        if ranks is None:
+            raise ClusterError("0 ranks are up: they were stopped. Start new ones and a new cockpit.")
+        if self._live is not None and not self._live.wait(0):
+            raise ClusterError(
+                "a run is still going on: ranks hold one training state. Press Stop, or wait for its end."
+            )
+        pace = declared_pace(self._layout) if self.view.paced.value else None
+        num_steps = self.view.num_steps.value
+        self.run = launch.train(ranks, self._plan(), num_steps, pace=pace, block=False, progress=False)
+        self.view.run.disabled, self.view.stop.disabled = True, False
+        self.view.say("Starting.")
+        self._live = Live(self.run, self._draw, self._ended)
+
+    def _draw(self, run: launch.Run, events: Sequence[Event]) -> None:
+        """Draw a run as far as it is; runs on the thread that follows it."""
+        losses = list(run.losses)
+        ended = run.state != "running"
+        trace = run.trace if ended else _measured(run.plan, events, run.training.pace)
+        if trace.events:
+            fill(self.figures["measured"], show.timeline(trace))
+        self._remember(str(run.plan.layout), losses)
+        fill(self.figures["losses"], show.losses(self._curves))
+        if losses and not ended:
+            self.view.say(f"Step {len(losses)} of {run.training.num_steps}, loss {losses[-1]:.4f}.")
+
+    def _remember(self, name: str, losses: Sequence[float]) -> None:
+        """Keep this curve and those of the newest other layouts, to lay one over the other."""
+        self._curves[name] = losses
+        while len(self._curves) > MAX_CURVES:
+            self._curves.pop(next(iter(self._curves)))
+
+    def _ended(self, run: launch.Run) -> None:
+        self.view.run.disabled, self.view.stop.disabled = False, True
+        if run.error is not None:
+            self.view.say(_summary(run.error), "bad")
+            return
+        speed = f", {run.tokens_per_s:,.0f} tokens/s" if run.tokens_per_s else ""
+        last = f", loss {run.losses[-1]:.4f}" if run.losses else ""
+        verb = "Done" if run.state == "done" else "Stopped"
+        self.view.say(f"{verb}: {len(run.losses)} steps{last}{speed}.", "good" if run.state == "done" else "quiet")
+
+
+def declared_pace(layout: Layout) -> Pace:
+    """How long one forward and backward of a stage and micro-batch are declared to last.
+
+    The samples of a micro-batch, divided over stages and tensor-parallel ranks: so the work of a step is the same
+    in every layout of one global batch, and what differs is the bubble.
+
+    >>> declared_pace(Layout(pp=2, num_microbatches=4, microbatch_size=2)).forward_s
+    0.06
+    """
+    forward_s = SAMPLE_FORWARD_S * layout.microbatch_size / (layout.pp * layout.tp)
+    return Pace(forward_s=forward_s, backward_s=BACKWARD_PER_FORWARD * forward_s)
+
+
+def _measured(plan: Plan, events: Sequence[Event], pace: Pace | None) -> Trace:
+    return Trace(events=tuple(events), origin="measured", plan=plan, pace=pace, aligned=True)
+
+
+def _summary(error: BaseException) -> str:
+    """The first paragraph of an error: a rank's traceback belongs in a cell, not in a message."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
