@@ -7,7 +7,7 @@ from labkit.errors import PlanError
 from labkit.plan.plan import Plan
 from labkit.schedule import BUILDERS
 from labkit.spec import Layout, Model
-from labkit.spec.checks import choices_text, shown
+from labkit.spec.checks import choices_text, divisors, shown
 
 __all__ = ["build"]
 
@@ -25,10 +25,10 @@ def build(model: Model, layout: Layout) -> Plan:
     >>> plan = build(Model.preset("tiny"), Layout.parse("dp2 pp2 m4"))
     >>> plan.placement(3), plan.group_ranks("pp", 3)
     (Placement(dp_rank=1, tp_rank=0, pp_rank=1), [1, 3])
-    >>> build(Model.preset("tiny"), Layout.parse("tp8"))
+    >>> build(Model.preset("tiny"), Layout.parse("pp8"))
     Traceback (most recent call last):
         ...
-    labkit.errors.PlanError: num_kv_heads=4 is not divisible by tp=8: a tensor-parallel rank owns whole key and value heads. Use tp=1, 2 or 4.
+    labkit.errors.PlanError: num_layers=4 is fewer than pp=8: every stage holds a layer. Use pp=4 or num_layers=8.
     """
     if not isinstance(model, Model):
         raise PlanError(f"model {shown(model)} is no Model: use Model(...) or Model.preset('tiny').")
@@ -62,8 +62,8 @@ def _check_layout(layout: Layout) -> None:
         )
     if layout.dp % layout.hybrid:
         raise PlanError(
-            f"dp={layout.dp} is not divisible by hybrid={layout.hybrid}: replicas of a sharded group are equally large. "
-            f"Use hybrid={choices_text(_divisors(layout.dp))}."
+            f"dp={layout.dp} is not divisible by hybrid={layout.hybrid}: replicas of a group are equally large. "
+            f"Use hybrid={choices_text(divisors(layout.dp))}."
         )
     if layout.sequence_parallel and layout.tp == 1:
         raise PlanError("sequence_parallel=True with tp=1: it splits the sequence within tp. Use tp2 or leave sp out.")
@@ -74,9 +74,11 @@ def _check_sharding(layout: Layout) -> None:
     zero = layout.zero_stage
     if layout.reshard_after_forward is not None and zero < 2:
         word = "reshard" if layout.reshard_after_forward else "no_reshard"
-        raise PlanError(f"{word} with zero_stage={zero}: only sharded parameters are gathered. Use zero3 or leave it out.")
+        raise PlanError(f"{word} with zero_stage={zero}: only sharded parameters are gathered. Use zero3 or drop it.")
     if layout.hybrid > 1 and zero == 0:
-        raise PlanError(f"hybrid={layout.hybrid} with zero_stage=0: it replicates a sharded group. Use zero3 or hybrid1.")
+        raise PlanError(
+            f"hybrid={layout.hybrid} with zero_stage=0: it replicates a sharded group. Use zero3 or drop it."
+        )
     if layout.offload == "all" and zero < 3:
         raise PlanError(
             f"offload='all' with zero_stage={zero}: only sharded parameters leave the device. "
@@ -97,9 +99,9 @@ def _check_tensor_parallel(model: Model, layout: Layout) -> None:
         if size % tp == 0:
             continue
         own = math.gcd(size, model.num_heads, model.num_kv_heads)
-        fix = f"Use tp={choices_text(_divisors(own))}"
+        fix = f"Use tp={choices_text(divisors(own))}"
         if own != together:
-            fits = choices_text(_divisors(together))
+            fits = choices_text(divisors(together))
             fix += f" (with d_ff={model.d_ff} and vocab_size={model.vocab_size}: {fits})"
         if name in ("d_ff", "vocab_size"):
             fix += f", or {name}={-(-size // tp) * tp}"
@@ -107,7 +109,7 @@ def _check_tensor_parallel(model: Model, layout: Layout) -> None:
     if layout.sequence_parallel and model.seq_len % tp:
         near = -(-model.seq_len // tp) * tp
         raise PlanError(
-            f"seq_len={model.seq_len} is not divisible by tp={tp}: sequence parallel splits it evenly. Use seq_len={near}."
+            f"seq_len={model.seq_len} is not divisible by tp={tp}: sequence parallel splits evenly. Use seq_len={near}."
         )
 
 
@@ -117,9 +119,9 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
         stages = f"pp={layout.pp}"
         if layout.num_virtual_stages > 1:
             stages += f" * num_virtual_stages={layout.num_virtual_stages} = {layout.num_stages} stages"
-        fix = f"pp={most} or fewer, or " if most else ""
+        fix = f"pp={most} or " if most else ""
         raise PlanError(
-            f"num_layers={model.num_layers} is fewer than {stages}: every stage holds at least one layer. "
+            f"num_layers={model.num_layers} is fewer than {stages}: every stage holds a layer. "
             f"Use {fix}num_layers={layout.num_stages}."
         )
 
@@ -146,8 +148,3 @@ def _check_release(layout: Layout) -> None:
         f"{what} is not in this release: it runs zero stage 0 with gpipe or 1f1b in fp32 or bf16 on torch. "
         f"Use '{supported}'."
     )
-
-
-def _divisors(value: int) -> list[int]:
-    small = [divisor for divisor in range(1, math.isqrt(value) + 1) if value % divisor == 0]
-    return sorted({*small, *(value // divisor for divisor in small)})

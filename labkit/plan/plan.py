@@ -9,7 +9,7 @@ from labkit.plan.text import html_table, text_table
 from labkit.schedule import Action
 from labkit.schedule import build as build_schedule
 from labkit.spec import Layout, Model
-from labkit.spec.checks import choice, whole
+from labkit.spec.checks import choice, shown, whole
 
 __all__ = ["AXES", "Placement", "Plan"]
 
@@ -47,45 +47,63 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Ranks that take part."""
+        """Ranks that take part.
+
+        >>> _example("dp2 pp2").world_size
+        4
+        """
         return self.layout.world_size
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline."""
+        """Stages of the pipeline.
+
+        >>> _example("dp2 pp2").num_stages
+        2
+        """
         return self.layout.num_stages
 
     @property
     def actions(self) -> list[list[Action]]:
-        """The schedule: for each pp rank, its computations in order (a fresh list; `schedule.add_communication` adds
-        sends and receives)."""
+        """The schedule: for each pp rank, its computations in order.
+
+        With one stage there is no pipeline: every micro-batch goes forward and backward before the next (gradient
+        accumulation), whatever the layout's schedule. `labkit.schedule.add_communication` adds sends and receives.
+
+        >>> [str(action) for action in _example("pp2 m2 1f1b").actions[0]]
+        ['0F0', '0F1', '0B0', '0B1']
+        """
         layout = self.layout
-        return [list(line) for line in _actions(layout.schedule, layout.num_stages, layout.num_microbatches)]
+        name = layout.schedule if layout.num_stages > 1 else "1f1b"
+        return [list(line) for line in _actions(name, layout.num_stages, layout.num_microbatches)]
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on, over all ranks."""
+        """Tokens that one optimizer step trains on, over all ranks.
+
+        >>> _example("dp2 m4").tokens_per_step  # 8 samples of 128 tokens
+        1024
+        """
         return self.layout.global_batch_size * self.model.seq_len
 
     @property
     def flops_per_step(self) -> int:
-        """Operations of one step over all ranks (`Model.flops_per_token`), recompute not counted."""
-        return self.tokens_per_step * self.model.flops_per_token
+        """Operations of one step over all ranks (`Model.flops_per_token`), recompute not counted.
 
-    def mfu(self, step_s: float, peak_flops: float) -> float:
-        """Return the model FLOPs utilisation: operations needed over operations possible in `step_s` seconds.
-
-        Args:
-            step_s: seconds of a step.
-            peak_flops: operations a second of one rank's device.
+        >>> plan = _example("dp2 m4")
+        >>> plan.flops_per_step == 1024 * plan.model.flops_per_token
+        True
         """
-        return self.flops_per_step / (step_s * peak_flops * self.world_size)
+        return self.tokens_per_step * self.model.flops_per_token
 
     def placement(self, rank: int) -> Placement:
         """Return a rank's place on each axis.
 
         Raises:
             PlanError: no such rank in this plan.
+
+        >>> _example("dp2 tp2 pp2").placement(5)
+        Placement(dp_rank=0, tp_rank=1, pp_rank=1)
         """
         rank = self._rank(rank)
         outer, tp_rank = divmod(rank, self.layout.tp)
@@ -97,6 +115,9 @@ class Plan:
 
         Raises:
             PlanError: outside the mesh.
+
+        >>> _example("dp2 tp2 pp2").rank_at(tp_rank=1, pp_rank=1)
+        5
         """
         dp_rank = whole("dp_rank", dp_rank, minimum=0, maximum=self.layout.dp - 1)
         tp_rank = whole("tp_rank", tp_rank, minimum=0, maximum=self.layout.tp - 1)
@@ -108,6 +129,9 @@ class Plan:
 
         Raises:
             PlanError: no such axis or rank.
+
+        >>> _example("dp2 tp2 pp2").group_ranks("dp", 5)
+        [5, 7]
         """
         choice("axis", axis, AXES)
         place = self.placement(rank)._asdict()
@@ -115,7 +139,14 @@ class Plan:
         return [self.rank_at(**(place | {f"{axis}_rank": index})) for index in range(degree)]
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Return every group of `axis`, by first rank."""
+        """Return every group of `axis`, by first rank.
+
+        Raises:
+            PlanError: no such axis.
+
+        >>> _example("dp2 tp2").groups("tp")
+        [[0, 1], [2, 3]]
+        """
         choice("axis", axis, AXES)
         firsts = (rank for rank in range(self.world_size) if getattr(self.placement(rank), f"{axis}_rank") == 0)
         return [self.group_ranks(axis, rank) for rank in firsts]
@@ -125,6 +156,10 @@ class Plan:
 
         Raises:
             PlanError: no such stage.
+
+        >>> plan = _example("pp3")  # 4 layers
+        >>> [len(plan.layers(stage)) for stage in range(3)]
+        [2, 1, 1]
         """
         stage = whole("stage", stage, minimum=0, maximum=self.num_stages - 1)
         each, extra = divmod(self.model.num_layers, self.num_stages)
@@ -132,7 +167,14 @@ class Plan:
         return range(start, start + each + (1 if stage < extra else 0))
 
     def stages(self, rank: int) -> list[int]:
-        """Return the stages that a rank holds: `pp_rank`, and with virtual stages every pp-th after it."""
+        """Return the stages that a rank holds: `pp_rank`, and with virtual stages every pp-th after it.
+
+        Raises:
+            PlanError: no such rank.
+
+        >>> _example("dp2 pp2").stages(3)
+        [1]
+        """
         return list(range(self.placement(rank).pp_rank, self.num_stages, self.layout.pp))
 
     def num_parameters(self, rank: int) -> int:
@@ -140,18 +182,24 @@ class Plan:
 
         Matrices, column biases and vocabulary tables are split over tp; norms, row biases and learned positions are
         not. With tied embeddings and several stages the last stage holds its own copy of the matrix.
+
+        Raises:
+            PlanError: no such rank.
+
+        >>> _example("dp1").num_parameters(0) == Model.preset("tiny").num_parameters
+        True
         """
         return sum(_stage_parameters(self, stage) for stage in self.stages(rank))
 
-    def _rank(self, rank: object) -> int:
-        if isinstance(rank, int) and not isinstance(rank, bool) and rank >= self.world_size:
-            raise PlanError(
-                f"rank={rank} but layout '{self.layout}' takes {self.world_size} ranks: ranks end at {self.world_size - 1}."
-            )
-        return whole("rank", rank, minimum=0, maximum=self.world_size - 1)
-
     def summary(self) -> str:
-        """Return a text table of each rank's place, layers and parameters; past 16 ranks, the first 15 and the last."""
+        """Return a text table of each rank's place, layers and parameters; past 16 ranks, the first 15 and the last.
+
+        >>> for line in _example("dp2").summary().splitlines()[1:]:
+        ...     print(line)
+        rank  dp  tp  pp  layers  parameters
+           0   0   0   0     0-3     803,968
+           1   1   0   0     0-3     803,968
+        """
         return text_table(str(self), _COLUMNS, self._rows())
 
     def __str__(self) -> str:
@@ -159,6 +207,14 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return html_table(str(self), _COLUMNS, self._rows())
+
+    def _rank(self, rank: object) -> int:
+        if isinstance(rank, int) and not isinstance(rank, bool) and rank >= self.world_size:
+            raise PlanError(
+                f"rank={shown(rank)} but layout '{self.layout}' takes {self.world_size} ranks: "
+                f"ranks end at {self.world_size - 1}."
+            )
+        return whole("rank", rank, minimum=0, maximum=self.world_size - 1)
 
     def _rows(self) -> list[list[str]]:
         size = self.world_size
@@ -178,6 +234,11 @@ class Plan:
 @lru_cache(maxsize=64)
 def _actions(schedule: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
     return tuple(tuple(line) for line in build_schedule(schedule, num_stages, num_microbatches))
+
+
+def _example(text: str) -> Plan:
+    """A plan for the examples above."""
+    return Plan(model=Model.preset("tiny"), layout=Layout.parse(text))
 
 
 def _stage_parameters(plan: Plan, stage: int) -> int:

@@ -29,7 +29,4 @@ def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     """
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return (
-        f"<table><caption>{html.escape(title)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

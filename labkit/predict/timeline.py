@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from labkit.errors import PlanError
 from labkit.plan import Plan
 from labkit.schedule import Action, dependencies
-from labkit.spec.checks import number, shown
+from labkit.spec.checks import number, shown, whole
 from labkit.trace import Event, Trace
 
 __all__ = ["bubble_fraction", "timeline"]
@@ -28,7 +28,8 @@ def timeline(
         send_s: seconds from the end of a computation until the next stage has its result.
 
     Returns:
-        A trace with origin "predicted", step 0: F and B, with `send_s > 0` also sends and receives, and a "step" per rank.
+        A trace with origin "predicted", step 0: F and B, with `send_s > 0` also sends and receives, and a "step" of
+        each rank.
 
     Raises:
         PlanError: a duration that is no number of 0 or more, a list whose length is not the number of stages, or more
@@ -71,16 +72,20 @@ def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
     Idle over total time (Huang et al. 2019, arXiv 1811.06965, section 2.3); Narayanan et al. 2021 (arXiv 2104.04473)
     divide by the ideal time instead, which gives (p - 1) / m.
 
-    >>> bubble_fraction(4, 8)
-    0.2727272727272727
+    Raises:
+        PlanError: a number below 1 or no integer.
+
+    >>> round(bubble_fraction(4, 8), 4)
+    0.2727
     """
+    num_stages, num_microbatches = whole("num_stages", num_stages), whole("num_microbatches", num_microbatches)
     return (num_stages - 1) / (num_microbatches + num_stages - 1)
 
 
 def _durations(name: str, value: float | Sequence[float], num_stages: int) -> list[float]:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if len(value) != num_stages:
-            raise PlanError(f"{name} has {len(value)} entries but {num_stages} stages: give one for each stage, or one number.")
+            raise PlanError(f"{name} has {len(value)} entries but there are {num_stages} stages: give one for each.")
         return [number(f"{name}[{stage}]", each) for stage, each in enumerate(value)]
     return [number(name, value)] * num_stages
 
@@ -107,7 +112,7 @@ def _simulate(plan: Plan, durations: Mapping[str, Sequence[float]], send_s: floa
                 position[rank] += 1
                 remaining -= 1
         if remaining == before:
-            raise PlanError(f"the schedule of layout '{plan.layout}' stops half-way: validate it with schedule.validate.")
+            raise PlanError(f"layout '{plan.layout}' stops half-way: check its actions with schedule.validate.")
     return starts
 
 

@@ -37,12 +37,9 @@ class Action:
     microbatch: int
 
     def __post_init__(self) -> None:
-        if type(self.stage) is int and type(self.microbatch) is int and self.kind in KINDS:
-            if self.stage >= 0 and self.microbatch >= 0:
-                return
-        whole("stage", self.stage, minimum=0)
+        object.__setattr__(self, "stage", whole("stage", self.stage, minimum=0))
+        object.__setattr__(self, "microbatch", whole("microbatch", self.microbatch, minimum=0))
         choice("kind", self.kind, KINDS)
-        whole("microbatch", self.microbatch, minimum=0)
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
@@ -57,7 +54,8 @@ def parse(text: str) -> Action:
     >>> parse("3SEND_F1")
     Action(stage=3, kind='SEND_F', microbatch=1)
     """
-    match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
+    given: object = text
+    match = _TEXT.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None:
         raise PlanError(
             f"{shown(text)} is not an action: an action is stage, kind and micro-batch, such as '2F0' or '3SEND_F1', "
@@ -78,7 +76,8 @@ def parse_actions(text: str) -> list[list[Action]]:
     ... ''')]
     [4, 4]
     """
-    if not isinstance(text, str):
+    given: object = text
+    if not isinstance(given, str):
         raise PlanError(f"schedule {shown(text)} is not text: write one line of actions per rank.")
     lines = [line for line in text.splitlines() if line.strip()]
     return [[parse(word) for word in line.replace(",", " ").split()] for line in lines]

@@ -23,7 +23,7 @@ def validate(actions: Sequence[Sequence[Action]], num_stages: int, num_microbatc
     >>> validate(parse_actions("0B0 0F0"), 1, 1)
     Traceback (most recent call last):
         ...
-    labkit.errors.PlanError: rank 0 waits at 0B0 for 0F0 for ever: no rank can go on. Put 0F0 before 0B0.
+    labkit.errors.PlanError: rank 0 waits at 0B0 for 0F0: no rank can go on. Put 0F0 before 0B0 on rank 0.
     """
     num_stages, num_microbatches = whole("num_stages", num_stages), whole("num_microbatches", num_microbatches)
     rank_of = _check_each(actions, num_stages, num_microbatches)
@@ -107,31 +107,46 @@ def _check_progress(actions: Sequence[Sequence[Action]], rank_of: dict[Action, i
     while moved:
         moved = False
         for rank, line in enumerate(actions):
-            while position[rank] < len(line) and not _waits_for(line[position[rank]], rank_of, done, num_stages):
+            while position[rank] < len(line) and _waits_for(line[position[rank]], rank_of, done, num_stages) is None:
                 done.add(line[position[rank]])
                 position[rank] += 1
                 moved = True
-    for rank, line in enumerate(actions):
-        if position[rank] < len(line):
-            action = line[position[rank]]
-            needed = _waits_for(action, rank_of, done, num_stages)[0]
-            raise PlanError(
-                f"rank {rank} waits at {action} for {needed} for ever: no rank can go on. Put {needed} before {action}."
-            )
+    blocked = {rank: line[position[rank]] for rank, line in enumerate(actions) if position[rank] < len(line)}
+    if blocked:
+        _raise_deadlock(blocked, rank_of, done, num_stages)
 
 
-def _waits_for(action: Action, rank_of: dict[Action, int], done: set[Action], num_stages: int) -> list[Action]:
-    return [needed for needed in _inputs(action, rank_of, num_stages) if needed not in done]
+def _raise_deadlock(blocked: dict[int, Action], rank_of: dict[Action, int], done: set[Action], num_stages: int) -> None:
+    """Follow who waits for whom until ranks repeat, and name that circle."""
+    waits: dict[int, tuple[Action, Action]] = {}
+    rank = min(blocked)
+    while rank not in waits:
+        action = blocked[rank]
+        needed = _waits_for(action, rank_of, done, num_stages) or action
+        if needed not in rank_of:
+            raise PlanError(f"rank {rank} waits at {action} for {needed}, which no rank runs. Add {needed}.")
+        waits[rank] = (action, needed)
+        rank = rank_of[needed]
+    ranks = list(waits)
+    circle = ranks[ranks.index(rank) :]
+    text = ", ".join(f"rank {each} waits at {waits[each][0]} for {waits[each][1]}" for each in circle)
+    needed, owner = waits[circle[-1]][1], rank
+    raise PlanError(f"{text}: no rank can go on. Put {needed} before {waits[owner][0]} on rank {owner}.")
+
+
+def _waits_for(action: Action, rank_of: dict[Action, int], done: set[Action], num_stages: int) -> Action | None:
+    return next((needed for needed in _inputs(action, rank_of, num_stages) if needed not in done), None)
 
 
 def _inputs(action: Action, rank_of: dict[Action, int], num_stages: int) -> Iterator[Action]:
-    """The actions of this schedule that `action` needs: `I` stands in for `B`, a receive for the other stage's result."""
+    """What `action` needs in this schedule: `I` stands in for `B`, a receive for the other stage's result."""
     for needed in dependencies(action, num_stages):
         if needed.stage != action.stage and action.kind in COMPUTE:
-            received = Action(action.stage, "RECV_F" if needed.kind == "F" else "RECV_B", action.microbatch)
+            received = Action(action.stage, f"RECV_{needed.kind}", action.microbatch)
             if received in rank_of:
                 yield received
                 continue
         if needed.kind == "B" and needed not in rank_of:
-            needed = Action(needed.stage, "I", needed.microbatch)
-        yield needed
+            yield Action(needed.stage, "I", needed.microbatch)
+        else:
+            yield needed

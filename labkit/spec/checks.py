@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from labkit.errors import PlanError
 
-__all__ = ["choice", "choices_text", "flag", "nearest", "number", "shown", "whole"]
+__all__ = ["choice", "choices_text", "divisors", "flag", "nearest", "number", "shown", "whole"]
 
 LARGEST = 2**31 - 1
 """Largest size that a tensor's dimension or a count may have."""
@@ -28,7 +28,7 @@ def shown(value: object) -> str:
         return f"{'-' if value < 0 else ''}(an integer of {value.bit_length()} bits)"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # a broken __repr__ must not hide the message about the value
+    except Exception:  # noqa: BLE001  a broken __repr__ must not hide the message about the value
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
@@ -49,7 +49,10 @@ def whole(name: str, value: object, *, minimum: int = 1, maximum: int = LARGEST)
         fits = isinstance(value, float) and value.is_integer() and minimum <= value <= maximum
         fix = int(value) if fits and isinstance(value, float) else minimum
         raise PlanError(f"{name}={shown(value)} is {_kind(value)}: {name} is a whole number. Use {name}={fix}.")
-    result = operator.index(value)  # type: ignore[arg-type]
+    try:
+        result = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # arrays have __index__ but only those of one element answer it
+        raise PlanError(f"{name}={shown(value)} is {_kind(value)}: {name} is one whole number.") from None
     if result < minimum:
         raise PlanError(f"{name}={shown(result)} is below {minimum}: {name} starts there. Use {name}={minimum}.")
     if result > maximum:
@@ -110,7 +113,7 @@ def flag(name: str, value: object) -> bool:
     """
     if isinstance(value, bool):
         return value
-    fix = value is not None and value in (1, "true", "True", "yes") if isinstance(value, int | str) else False
+    fix = (isinstance(value, int) and value == 1) or (isinstance(value, str) and value.lower() in ("true", "yes", "1"))
     raise PlanError(f"{name}={shown(value)} is {_kind(value)}: {name} is True or False. Use {name}={fix}.")
 
 
@@ -132,6 +135,16 @@ def choices_text(items: Iterable[object]) -> str:
     """
     names = [str(item) for item in items]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def divisors(value: int) -> list[int]:
+    """Return the numbers that divide `value`, in order.
+
+    >>> divisors(6)
+    [1, 2, 3, 6]
+    """
+    small = [divisor for divisor in range(1, math.isqrt(value) + 1) if value % divisor == 0]
+    return sorted({*small, *(value // divisor for divisor in small)})
 
 
 def _kind(value: object) -> str:

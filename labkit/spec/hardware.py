@@ -43,11 +43,12 @@ class Hardware:
     ranks_per_host: int = 8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
+        name: object = self.name
+        if not isinstance(name, str) or not name.strip():
             raise PlanError(f"name={shown(self.name)} is no text: name the device, such as 'h100'.")
         rates = ("fp32_flops", "bf16_flops", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
-        for name in rates:
-            object.__setattr__(self, name, number(name, getattr(self, name), positive=True))
+        for rate in rates:
+            object.__setattr__(self, rate, number(rate, getattr(self, rate), positive=True))
         if self.fp8_flops is not None:
             object.__setattr__(self, "fp8_flops", number("fp8_flops", self.fp8_flops, positive=True))
         object.__setattr__(self, "memory_bytes", whole("memory_bytes", self.memory_bytes, maximum=2**60))
@@ -63,11 +64,12 @@ class Hardware:
         >>> Hardware.preset("h200").memory_bytes
         141000000000
         """
-        if not isinstance(name, str) or name not in DEVICES:
-            guess = nearest(name, DEVICES) if isinstance(name, str) else None
-            hint = f" Did you mean {guess!r}?" if guess else ""
-            raise PlanError(f"device {shown(name)} is unknown: the devices are {', '.join(DEVICES)}.{hint}")
-        return cls(name=name, **DEVICES[name])  # type: ignore[arg-type]
+        given: object = name
+        if isinstance(given, str) and given in DEVICES:
+            return cls(name=given, **DEVICES[given])  # type: ignore[arg-type]
+        guess = nearest(given, DEVICES) if isinstance(given, str) else None
+        hint = f" Did you mean {guess!r}?" if guess else ""
+        raise PlanError(f"device {shown(given)} is unknown: the devices are {', '.join(DEVICES)}.{hint}")
 
     @classmethod
     def find(cls, device_name: str) -> Self | None:
@@ -78,8 +80,8 @@ class Hardware:
         >>> Hardware.find("cpu") is None
         True
         """
-        words = str(device_name).lower().replace("-", " ").split()
-        if "pcie" in words:  # data-sheet rates below are those of SXM modules
+        words = device_name.lower().replace("-", " ").split()
+        if {"pcie", "nvl", "mig", "40gb"} & set(words):  # DEVICES holds whole SXM modules
             return None
         return next((cls.preset(name) for name in DEVICES if name in words), None)
 

@@ -1,7 +1,6 @@
 """How a training step is laid out over ranks, as fields and as one line of text."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self, cast
 
@@ -144,21 +143,23 @@ class Layout:
     def parse(cls, text: str) -> Self:
         """Read a layout from tokens in any order, such as "dp2 pp2 zero1 1f1b m8 bf16".
 
-        Tokens: `dpN tpN ppN`, `zeroN`, a schedule's name, `vN` (virtual stages), `mN` (micro-batches), `bN` (micro-batch
-        size), `fp32 | bf16 | fp8`, `sp`, `recompute:selective | recompute:full`, `offload:optimizer | offload:all`,
-        `torch | deepspeed`, `reshard | no_reshard`, `hybridN`. `str(layout)` is the inverse.
+        Tokens: `dpN tpN ppN`, `zeroN`, a schedule's name, `vN` (virtual stages), `mN` (micro-batches), `bN`
+        (micro-batch size), `fp32 | bf16 | fp8`, `sp`, `recompute:selective | recompute:full`,
+        `offload:optimizer | offload:all`, `torch | deepspeed`, `reshard | no_reshard`, `hybridN`.
+        `str(layout)` is the inverse.
 
         Raises:
             PlanError: no text, an unknown token (with the nearest known one), or a field set twice.
 
         >>> Layout.parse("bf16 pp2 dp2") == Layout(dp=2, pp=2, precision="bf16")
         True
-        >>> Layout.parse("dp2 pd2")
+        >>> Layout.parse("dp2 tp2 tp4")
         Traceback (most recent call last):
             ...
-        labkit.errors.PlanError: 'pd2' is not a layout token: 'dp2 pd2' ... Did you mean 'pp2'?
+        labkit.errors.PlanError: 'tp2' and 'tp4' both set tp: a layout sets each field once. Keep one of them.
         """
-        if not isinstance(text, str):
+        given: object = text
+        if not isinstance(given, str):
             raise PlanError(f"layout {shown(text)} is not text: write tokens such as 'dp2 pp2 m8'.")
         fields: dict[str, object] = {}
         source: dict[str, str] = {}
@@ -208,10 +209,12 @@ def _read_token(token: str) -> tuple[str, object]:
     if match and match[1] in _COUNTS:
         name, digits = _COUNTS[match[1]], match[2]
         if len(digits.lstrip("0")) > 9:
-            raise PlanError(f"{shown(token)} sets {name} above {LARGEST_DEGREE}: {name} ends there. Use a smaller number.")
+            raise PlanError(f"{shown(token)} sets {name} above {LARGEST_DEGREE}: {name} ends there. Use less.")
         return name, int(digits)
     guess = _guess(token)
     hint = f"Did you mean {guess!r}?" if guess else "Example: 'dp2 tp2 pp2 1f1b m8 bf16'."
+    if "," in token:
+        hint = "Put a space where the comma is."
     raise PlanError(
         f"{shown(token)} is not a layout token: tokens are dpN, tpN, ppN, zeroN, vN, mN, bN, hybridN and "
         f"{', '.join(_WORDS)}, with spaces between. {hint}"
@@ -219,18 +222,9 @@ def _read_token(token: str) -> tuple[str, object]:
 
 
 def _guess(token: str) -> str | None:
-    lower = token[:80].lower()
-    digits = re.search(r"[0-9]*$", lower)
-    number = digits[0] if digits else ""
-    stem = lower[: len(lower) - len(number)].rstrip("=:-_")
-    if stem in _COUNTS:
-        return f"{stem}{number or 2}"
-    word = nearest(lower, _WORDS)
-    close: Callable[[str], bool] = lambda name: nearest(stem, [name]) is not None or sorted(stem) == sorted(name)  # noqa: E731
-    if number and not word:
-        for name in _COUNTS:
-            if stem and close(name):
-                return f"{name}{number}"
-        if stem and len(stem) == 2:
-            return f"{'pp' if stem[0] == 'p' else 'dp' if stem[0] == 'd' else 'tp'}{number}"
-    return word
+    """The token that was likely meant: same letters in another order first, then the nearest."""
+    lower = re.sub(r"[=:_-](?=[0-9])", "", token[:60].lower())
+    digits = re.search(r"[0-9]{1,6}$", lower)
+    counts = [f"{name}{digits[0] if digits else 2}" for name in _COUNTS]
+    swapped = [name for name in counts if sorted(name) == sorted(lower)]
+    return swapped[0] if swapped else nearest(lower, [*counts, *_WORDS])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self, cast
 
 from labkit.errors import PlanError
-from labkit.spec.checks import choice, flag, number, whole
+from labkit.spec.checks import choice, divisors, flag, number, whole
 from labkit.spec.presets import preset_fields
 
 __all__ = ["Model"]
@@ -77,7 +77,8 @@ class Model:
         kv_heads: object = self.num_kv_heads
         clean["num_kv_heads"] = whole("num_kv_heads", clean["num_heads"] if kv_heads is None else kv_heads)
         d_ff: object = self.d_ff
-        clean["d_ff"] = whole("d_ff", _default_d_ff(cast(int, clean["d_model"]), self.activation) if d_ff is None else d_ff)
+        chosen = _default_d_ff(cast(int, clean["d_model"]), self.activation)
+        clean["d_ff"] = whole("d_ff", chosen if d_ff is None else d_ff)
         for name, value in clean.items():
             object.__setattr__(self, name, value)
         self._check_heads()
@@ -90,7 +91,7 @@ class Model:
                 f"every head has d_model / num_heads entries. Use d_model={near}."
             )
         if self.num_heads % self.num_kv_heads:
-            near = max(d for d in range(1, min(self.num_heads, self.num_kv_heads) + 1) if self.num_heads % d == 0)
+            near = max(each for each in divisors(self.num_heads) if each <= self.num_kv_heads or each == 1)
             raise PlanError(
                 f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}: "
                 f"each key and value head serves equally many query heads. Use num_kv_heads={near}."
@@ -191,7 +192,7 @@ class Model:
         )
 
 
-def _default_d_ff(d_model: int, activation: object) -> int:
+def _default_d_ff(d_model: int, activation: str) -> int:
     if activation == "gelu":
         return 4 * d_model
     multiple = 256 if d_model >= 1024 else 32

@@ -9,7 +9,7 @@ Sources of the shapes (and of the counts that a test compares with):
 - llama3-8b, llama3-70b, llama3-405b: Grattafiori et al. 2024, arXiv 2407.21783, table 3 and the released `params.json`;
   8 key and value heads, vocabulary 128,256, rope base 500,000. 8,030,261,248, 70,553,706,496 and 405,853,388,800
   parameters.
-- tiny: made for this lab; byte tokens, small enough for four ranks on two cores, and it divides by every degree up to 4.
+- tiny: made for this lab: byte tokens, small enough for four ranks on two cores, and divisible by degrees 2 and 4.
 """
 
 from collections.abc import Mapping

@@ -109,5 +109,5 @@ def _data(value: object) -> str | None:
         return None
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip() or "\0" in path:
-        raise PlanError(f"data={shown(value)} is no path: give a file or folder to train on, or None for Python's source.")
+        raise PlanError(f"data={shown(value)} is no path: give a file or folder, or None to train on Python's source.")
     return path

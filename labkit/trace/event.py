@@ -59,7 +59,13 @@ class Event:
 
     def __post_init__(self) -> None:
         try:
-            fits = self.rank >= 0 and self.kind and math.isfinite(self.start_s) and 0 <= self.duration_s < math.inf
+            fits = (
+                type(self.rank) is int
+                and self.rank >= 0
+                and bool(self.kind)
+                and math.isfinite(self.start_s)
+                and 0 <= self.duration_s < math.inf
+            )
         except (TypeError, OverflowError):
             fits = False
         if not fits or not isinstance(self.kind, str):
@@ -93,13 +99,18 @@ class Event:
         >>> Event.from_row(1, ["F", 0.0, 0.5, 3]).step
         3
         """
-        if isinstance(row, str) or not isinstance(row, Sequence) or not 3 <= len(row) <= 10:
+        given: object = row
+        if not isinstance(given, list | tuple) or not 3 <= len(given) <= 10:
             raise LabError(f"event row {shown(row)} of rank {shown(rank)} is none: a row has 3 to 10 fields.")
         event = cls(rank, *row)  # type: ignore[arg-type]
         for name in _WHOLE:
             value = getattr(event, name)
             if value is not None and type(value) is not int:
-                raise LabError(f"event {name}={shown(value)} of rank {rank} is no whole number: {name} counts or names.")
+                raise LabError(
+                    f"event {name}={shown(value)} of rank {rank} is {type(value).__name__}: {name} is an int."
+                )
+        if event.group is not None and not isinstance(event.group, str):
+            raise LabError(f"event group={shown(event.group)} of rank {rank} is no text: group names a process group.")
         return event
 
     def to_row(self) -> list[object]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from labkit.errors import LabError, PlanError
+from labkit.errors import LabError
 from labkit.plan import Plan, build
 from labkit.spec import Layout, Model, Pace
 from labkit.spec.checks import shown
@@ -18,8 +18,8 @@ FORMAT = "labkit.trace.1"
 def dump(events: Sequence[Event], origin: str, plan: Plan | None, pace: Pace | None, aligned: bool) -> str:
     """Return the JSON lines.
 
-    >>> dump([], "measured", None, None, True)
-    '{"format": "labkit.trace.1", "origin": "measured", "model": null, "layout": null, "pace": null, "aligned": true}\\n'
+    >>> dump([], "measured", None, None, True).strip()
+    '{"format": "labkit.trace.1", "origin": "measured", "model": null, "layout": null, "pace": null, "aligned": true}'
     """
     header = {
         "format": FORMAT,
@@ -42,6 +42,9 @@ def load(text: str) -> tuple[list[Event], str, Plan | None, Pace | None, bool]:
     >>> load(dump([Event(0, "F", 0.0, 1.0)], "measured", None, None, True))[0][0].kind
     'F'
     """
+    given: object = text
+    if not isinstance(given, str):
+        raise LabError(f"{shown(given)} is no text: a trace is read from JSON lines, or from a pathlib.Path.")
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if not lines:
         raise LabError("line 1 is missing: a trace starts with a header line.")
@@ -65,7 +68,7 @@ def _header(header: dict[str, object]) -> tuple[str, Plan | None, Pace | None, b
     try:
         plan = build(Model(**model), Layout.parse(str(layout))) if isinstance(model, dict) else None
         read_pace = Pace(**pace) if isinstance(pace, dict) else None
-    except (PlanError, TypeError) as error:
+    except (LabError, TypeError) as error:
         raise LabError(f"line 1, the header, names what cannot be built: {error}") from None
     return str(header.get("origin")), plan, read_pace, header.get("aligned") is True
 
@@ -73,5 +76,5 @@ def _header(header: dict[str, object]) -> tuple[str, Plan | None, Pace | None, b
 def _read(number: int, line: str) -> object:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise LabError(f"line {number} is no JSON: {shown(line)}.") from None
