@@ -1,0 +1,7 @@
+"""Plan x ranks -> Run."""
+
+from labkit.launch.progress import Progress
+from labkit.launch.run import Run
+from labkit.launch.train import last_run, train
+
+__all__ = ["Progress", "Run", "last_run", "train"]

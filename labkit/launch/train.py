@@ -1,0 +1,126 @@
+"""Start a run: check what can be checked before any rank is asked, then submit."""
+
+import dataclasses
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import ClusterError, PlanError, ranks_text
+from labkit.launch.run import Run
+from labkit.plan import Plan
+from labkit.spec import Pace, Training
+
+if TYPE_CHECKING:
+    from labkit.cluster import Ranks
+
+__all__ = ["last_run", "train"]
+
+_starting = threading.Lock()
+_runs: "weakref.WeakKeyDictionary[Ranks, Run]" = weakref.WeakKeyDictionary()
+
+
+def train(
+    ranks: "Ranks",
+    plan: Plan,
+    num_steps: int = 10,
+    seed: int = 0,
+    *,
+    optimizer: str = "adamw",
+    learning_rate: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.95),
+    weight_decay: float = 0.1,
+    clip_norm: float | None = 1.0,
+    start: str = "fresh",
+    data: str | None = None,
+    pace: Pace | None = None,
+    trace: bool = True,
+    block: bool = True,
+    progress: bool = True,
+) -> Run:
+    """Train for real on live ranks.
+
+    Args:
+        ranks: the ranks; the first `plan.world_size` take part.
+        plan: what `plan.build` gave.
+        num_steps: optimizer steps.
+        seed: decides samples and initial weights, whatever the layout.
+        optimizer: "adamw" or "sgd".
+        learning_rate: of every step.
+        betas: AdamW's; SGD ignores them.
+        weight_decay: decoupled in AdamW.
+        clip_norm: the global gradient norm to clip to; None: do not clip.
+        start: "fresh", or "live" to go on from the ranks' live state.
+        data: a file or folder to train on as bytes; None: the Python standard library's source.
+        pace: declared durations: each forward and backward lasts at least so long.
+        trace: record what every rank does.
+        block: wait for the end. Ctrl-C then ends the run, which `last_run(ranks)` still gives.
+        progress: show one updating line while waiting.
+
+    Returns:
+        The run: ended when `block`, else going on in the background.
+
+    Raises:
+        PlanError: options or plan do not fit, before any rank is asked.
+        ClusterError: ranks are dead or busy with another run.
+        RankError: code raised on ranks. RankLost: a rank died. Both only when `block`; else `run.wait()` raises.
+    """
+    training = Training(
+        num_steps=num_steps,
+        seed=seed,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        betas=betas,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+        start=start,
+        data=data,
+        pace=pace,
+        trace=trace,
+    )
+    if training.data is not None:
+        # A rank's working directory need not be the notebook's.
+        training = dataclasses.replace(training, data=os.path.abspath(training.data))
+    _check_plan(plan, len(ranks))
+    with _starting:
+        devices = _check_ranks(ranks)
+        run = Run(ranks, plan, training, devices[: plan.world_size])
+        run._begin()
+        _runs[ranks] = run
+    return run._follow(progress=progress) if block else run
+
+
+def last_run(ranks: "Ranks") -> Run | None:
+    """The newest run on these ranks, also one that Ctrl-C or an error took from a cell."""
+    return _runs.get(ranks)
+
+
+def _check_plan(plan: Any, num_ranks: int) -> None:
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            f"plan is a {type(plan).__name__}, not a Plan: ranks run a plan. "
+            "Make one with lk.plan.build(model, layout)."
+        )
+    layout = plan.layout
+    if layout.world_size > num_ranks:
+        raise PlanError(
+            f"dp({layout.dp}) * pp({layout.pp}) * tp({layout.tp}) = {layout.world_size} but {num_ranks} ranks are up: "
+            f"each rank has one place in the mesh. Start {layout.world_size} ranks or change an axis."
+        )
+
+
+def _check_ranks(ranks: "Ranks") -> list[str]:
+    """Refuse ranks that train already or are dead; returns every rank's device."""
+    before = _runs.get(ranks)
+    if before is not None and before.state == "running":
+        raise ClusterError(
+            f"{before} is still going on these ranks: ranks hold one training state. "
+            "End it with run.stop(), or wait with run.wait()."
+        )
+    statuses = ranks.status()
+    if dead := [status.rank for status in statuses if status.state == "dead"]:
+        raise ClusterError(
+            f"{ranks_text(dead)} of {len(ranks)} died: training needs every rank of the world. "
+            f"Bring {'it' if len(dead) == 1 else 'them'} back with {'; '.join(f'ranks.restart({r})' for r in dead)}."
+        )
+    return [status.device for status in statuses]
