@@ -19,29 +19,34 @@ def device() -> torch.device:
     return torch.device("cuda", 0) if os.environ.get("LABKIT_BACKEND") == "nccl" else torch.device("cpu")
 
 
+def rank() -> int:
+    """This process's rank."""
+    return int(os.environ["LABKIT_RANK"])
+
+
 def generation() -> int:
     """How often the groups of this process were built; groups and meshes of an earlier generation are dead."""
     return _generation
 
 
 def build(
-    *, rank: int, world_size: int, backend: str, store_host: str, store_port: int, generation: int, timeout_s: float
+    *, world_size: int, backend: str, store_host: str, store_port: int, generation: int, timeout_s: float
 ) -> int:
     """Tear down what is left of the old groups and join the world's new one.
 
-    Runs on: every rank at once. Communicates: the rendezvous store, then one barrier-like connection of all pairs.
+    Runs on: every rank at once; each knows its own number. Communicates: the rendezvous store, then one barrier-like connection of all pairs.
 
     Returns:
         The generation now in force.
     """
     global _generation
     tear_down()
-    store = dist.TCPStore(
-        store_host, store_port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=timeout_s)
+    timeout = datetime.timedelta(seconds=timeout_s)
+    store = release.open_store(
+        lambda: dist.TCPStore(store_host, store_port, is_master=False, wait_for_workers=False, timeout=timeout)
     )
-    release.watch_store(store)
     prefixed = dist.PrefixStore(f"generation{generation}", store)
-    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(backend, store=prefixed, rank=rank(), world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
     _generation = generation
     return generation
 

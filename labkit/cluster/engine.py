@@ -1,0 +1,29 @@
+"""A rank's process around its agent: the ipyparallel engine that takes the calls."""
+
+import importlib
+import json
+import os
+import random
+import sys
+from typing import Any
+
+from ipyparallel.engine.app import IPEngine
+
+
+def run(seat: dict[str, Any]) -> None:
+    """Become the rank of this seat: environment first, then the agent, then the engine's loop until the process ends.
+
+    Args:
+        seat: rank, uuid, env, cwd, path, key, hub_host, hub_port, num_threads and the engine's `argv` and `connection`.
+    """
+    os.environ.update(seat["env"])
+    os.environ["IPP_CONNECTION_INFO"] = seat["connection"]
+    os.chdir(seat["cwd"])
+    sys.path[:] = seat["path"]
+    random.seed()  # forked processes would all draw the same numbers
+    importlib.import_module("labkit.rank.worker").begin(seat)
+    IPEngine.launch_instance(argv=seat["argv"])
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.stdin.readline()))

@@ -1,0 +1,234 @@
+"""`Ranks`: what the notebook holds."""
+
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from labkit.cluster import magics, status
+from labkit.cluster.call import DEFAULT_TIMEOUT_S, Call
+from labkit.cluster.checks import check_rank, check_ranks, check_timeout
+from labkit.cluster.crew import Crew
+from labkit.cluster.freeing import INTERRUPT_TIMEOUT_S, Freeing
+from labkit.errors import ClusterError, PlanError
+
+
+class Backend(str):
+    """"nccl" or "gloo", with the reason for it."""
+
+    reason: str
+
+    def __new__(cls, name: str, reason: str) -> "Backend":
+        self = super().__new__(cls, name)
+        self.reason = reason
+        return self
+
+
+class Ranks:
+    """Running ranks. Made by `labkit.cluster.start`; a context manager; ends its processes when it is forgotten.
+
+    Attributes:
+        world_size: how many ranks there are.
+        backend: "nccl" or "gloo"; `.reason` says why.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self.world_size = crew.num_ranks
+        self.backend = Backend(crew.devices.backend, crew.devices.reason)
+        restart = weakref.WeakMethod(self._restart_lost)
+        self._freeing = Freeing(crew, lambda rank: restart()(rank))  # type: ignore[misc]
+        self._restart_lock = threading.RLock()
+        self._steps: dict[int, int] = {}
+        crew.hub.subscribe("step", _step_keeper(self._steps))
+        self._freeing.rebuild()
+        self._end = weakref.finalize(self, crew.stop)
+        magics.activate(self)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._crew.stopped else f"{len(self._crew.alive())} of {self.world_size} ranks up"
+        start = "forked, imports shared" if self._crew.start_method == "fork" else "spawned"
+        return f"<Ranks: {state} over {self.backend} ({self.backend.reason}), {start}>"
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each living rank."""
+        return {rank: self._crew.members[rank].pid for rank in self._crew.alive()}
+
+    @property
+    def spares(self) -> int:
+        """How many processes wait to take the place of a rank."""
+        return len(self._crew.spare_pids)
+
+    @property
+    def token(self) -> int:
+        """Grows whenever the process groups were built anew: groups made before are dead."""
+        return self._crew.generation
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._crew.stopped
+
+    def run(
+        self,
+        fn: Callable[..., Any] | str,
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        block: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a function on every rank (or on `ranks`) and return the results in rank order.
+
+        What the ranks print is shown, labelled by rank. A function of the notebook travels by value; names that it does
+        not bring are looked up among what `%%px` cells defined on the rank.
+
+        Args:
+            fn: the function, or a dotted name such as "package.module:function".
+            *args: its arguments.
+            ranks: where to run, in the order of the results; all ranks if None.
+            timeout_s: how long to wait for all results.
+            block: False returns a `Call` at once: `.done`, `.wait(timeout_s)`, `.result(timeout_s)`.
+            **kwargs: its keyword arguments.
+
+        Raises:
+            RankError: the function raised; `.failures` says what on which rank. Ranks that waited for it are freed.
+            RankLost: a rank's process died.
+            RankTimeout: not all ranks answered in time; they go on running.
+        """
+        timeout_s = check_timeout(timeout_s)
+        name = fn.partition(":")[2] or fn if isinstance(fn, str) else getattr(fn, "__qualname__", type(fn).__name__)
+        if not callable(fn) and not (isinstance(fn, str) and ":" in fn):
+            raise PlanError(f"{fn!r} is a {type(fn).__name__}, not a function: give ranks.run the function itself.")
+        return self._run(name, fn, args, kwargs, ranks, timeout_s, block)
+
+    def run_cell(self, code: str, *, ranks: Iterable[int] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Run the text of a cell in the namespace of every rank (or of `ranks`), as `%%px` does."""
+        self._run("%%px", "labkit.rank.calls:run_cell", (code,), {}, ranks, check_timeout(timeout_s), True)
+
+    def interrupt(self, *, force: bool = False, timeout_s: float = INTERRUPT_TIMEOUT_S) -> tuple[int, ...]:
+        """End what runs on the ranks (a collective, a sleep, a lock, Python) and build new process groups.
+
+        No process is lost. Groups and meshes made by hand are dead afterwards.
+
+        Args:
+            force: restart the ranks that cannot be freed: those that hold the GIL or are paused.
+            timeout_s: how long to try.
+
+        Returns:
+            The ranks that were busy.
+
+        Raises:
+            RankTimeout: `.missing` names ranks that do not come free, and what they do.
+        """
+        return self._freeing.interrupt(force=force, timeout_s=check_timeout(timeout_s))
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank's process (SIGKILL) and wait until it is gone; `restart` brings it back."""
+        self._crew.check()
+        self._crew.end(check_rank(rank, self.world_size))
+
+    def pause(self, rank: int) -> None:
+        """Stop a rank's process where it is (SIGSTOP)."""
+        self._crew.check()
+        member = self._crew.members[check_rank(rank, self.world_size)]
+        if member.lost:
+            raise ClusterError(f"rank {rank} is gone ({member.lost}): only a living rank can be paused.")
+        self._crew.signal(rank, signal.SIGSTOP)
+        member.paused = True
+
+    def resume(self, rank: int) -> None:
+        """Let a paused rank go on (SIGCONT)."""
+        self._crew.check()
+        member = self._crew.members[check_rank(rank, self.world_size)]
+        if member.lost:
+            raise ClusterError(f"rank {rank} is gone ({member.lost}): use ranks.restart({rank}).")
+        self._crew.signal(rank, signal.SIGCONT)
+        member.paused = False
+
+    def restart(self, rank: int) -> None:
+        """Give a rank a new process under the same number (a spare if there is one) and build new groups.
+
+        What runs on other ranks is ended: it cannot go on without the old process. Their processes stay.
+        """
+        self._crew.check()
+        check_rank(rank, self.world_size)
+        with self._restart_lock:
+            self._restart_lost(rank)
+            if len(self._crew.alive()) == self.world_size:
+                self._freeing.interrupt(force=False, timeout_s=INTERRUPT_TIMEOUT_S)
+
+    def status(self) -> status.Status:
+        """One line per rank: pid, host, device, state, step, group, memory, last heartbeat."""
+        self._crew.check()
+        return status.take(self._crew, self._steps)
+
+    def subscribe(self, topic: str, subscriber: Callable[[int, dict[str, Any]], None]) -> Callable[[], None]:
+        """Have `subscriber(rank, message)` called, on a background thread, for what ranks report; returns the undo."""
+        return self._crew.hub.subscribe(topic, subscriber)
+
+    def tell(self, what: str) -> None:
+        """Send a word to every rank's agent: "stop" ends a training run after its step."""
+        for rank in self._crew.alive():
+            self._crew.hub.send(rank, what)
+
+    def clock_offsets(self) -> dict[int, float]:
+        """Seconds to add to each rank's monotonic clock to get this process's; ranks that do not answer are left out."""
+        offsets = {rank: self._crew.hub.clock_offset(rank) for rank in self._crew.alive()}
+        return {rank: offset for rank, offset in offsets.items() if offset is not None}
+
+    def stop(self) -> None:
+        """End every process; safe to call twice."""
+        magics.deactivate(self)
+        self._end()
+
+    def _run(
+        self,
+        name: str,
+        fn: Callable[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ranks: Iterable[int] | None,
+        timeout_s: float,
+        block: bool,
+    ) -> Any:
+        crew = self._crew
+        targets = check_ranks(ranks, self.world_size)
+        try:
+            crew.check()
+            if crew.stale and len(crew.alive()) == self.world_size:
+                self._freeing.rebuild()
+            call = crew.submit(name, fn, args, kwargs, targets)
+            return call.result(timeout_s) if block else call
+        except KeyboardInterrupt:
+            # Ctrl-C in the notebook ends what it waits for.
+            self._freeing.quietly()
+            raise
+
+    def _restart_lost(self, rank: int) -> None:
+        """End a rank's process, if it lives, and start the next; groups are not built."""
+        crew = self._crew
+        crew.stale = True
+        crew.end(rank)
+        crew.renew(rank)
+
+
+def _step_keeper(steps: dict[int, int]) -> Callable[[int, dict[str, Any]], None]:
+    def keep(rank: int, message: dict[str, Any]) -> None:
+        steps[rank] = int(message["step"])
+
+    return keep
+
+
+__all__ = ["Backend", "Call", "Ranks"]

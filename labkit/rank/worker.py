@@ -1,0 +1,20 @@
+"""Turns a fresh process into a rank: interrupts, watched sockets, agent. The engine around it is the cluster's affair."""
+
+from typing import Any
+
+import torch
+
+from labkit.rank import agent, calls, release
+
+
+def begin(seat: dict[str, Any]) -> None:
+    """Prepare this process for its seat; called in the main thread, before the engine starts to take calls.
+
+    The environment (`CUDA_VISIBLE_DEVICES` above all) is set by the caller, before anything of CUDA is touched.
+    """
+    torch.set_num_threads(int(seat["num_threads"]))
+    release.install()
+    calls.install()
+    agent.start(
+        seat["hub_host"], int(seat["hub_port"]), bytes.fromhex(seat["key"]), {"rank": seat["rank"], "uuid": seat["uuid"]}
+    )
