@@ -93,6 +93,8 @@ def up_to_date(extras: str, torch_index: str) -> bool:
         stamp = json.loads((VENV / "labkit-stamp.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+    if not isinstance(stamp, dict):
+        return False
     torch_fits = torch_index in {"", stamp.get("torch_index")}
     return bool(venv_python_version(VENV)) and torch_fits and stamp.get("made_from") == stamp_text(extras)
 

@@ -167,6 +167,8 @@ def run(
                 pip.terminate()
             code = pip.wait()
             reader.join()
+            if pip.stdout:
+                pip.stdout.close()
     if code != 0:
         raise InstallError(f"{explain(list(tail))} (all that pip said: {log})")
 
