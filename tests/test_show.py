@@ -139,7 +139,7 @@ def test_figures_serialise() -> None:
 
 
 def test_every_known_kind_has_a_style_and_forward_differs_from_backward() -> None:
-    assert set(STYLES) | {"memory", "step"} >= set(KINDS) - {"I", "W"}
+    assert set(STYLES) | {"memory", "step"} >= set(KINDS)
     assert len({style.color for style in STYLES.values()}) == len(STYLES)
     assert len({style.label for style in STYLES.values()}) == len(STYLES)
 

@@ -33,6 +33,8 @@ class Style:
 STYLES: dict[str, Style] = {
     "F": Style(label="forward", color="#0072B2", lane="compute", ink="#ffffff"),
     "B": Style(label="backward", color="#E69F00", lane="compute"),
+    "I": Style(label="backward, inputs", color="#F2CC6B", lane="compute"),
+    "W": Style(label="backward, weights", color="#A66F00", lane="compute", ink="#ffffff"),
     "optimizer": Style(label="optimizer", color="#009E73", lane="compute", ink="#ffffff"),
     "SEND_F": Style(label="send activation", color="#56B4E9", lane="communication"),
     "RECV_F": Style(label="receive activation", color="#B4DFF7", lane="communication"),

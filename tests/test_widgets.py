@@ -1,0 +1,317 @@
+"""Sliders reach only layouts that exist; the cockpit runs them, draws what ran, and leaves nothing behind."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit import plan, predict, show, widgets
+from labkit.errors import LabError, PlanError, RankTimeout
+from labkit.spec import Layout, Model
+from labkit.trace import Event
+from labkit.widgets.choices import AXES, Choices
+from labkit.widgets.cockpit import declared_pace
+from labkit.widgets.filling import fill, live_figure
+from labkit.widgets.live import THREAD_NAME, Live, NewestStep
+
+TINY = Model.preset("tiny")
+WAIT_S = 120.0
+
+wishes = st.builds(
+    Layout,
+    dp=st.integers(1, 16),
+    tp=st.integers(1, 16),
+    pp=st.integers(1, 16),
+    num_microbatches=st.integers(1, 64),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(wishes, st.integers(1, 12), st.sampled_from([None, *AXES]))
+def test_any_wish_leads_to_a_layout_that_exists(wish: Layout, num_ranks: int, moved: str | None) -> None:
+    choices = Choices.of(num_ranks, TINY)
+    layout = choices.nearest(wish, moved)
+    plan.build(TINY, layout)
+    assert layout.world_size == choices.num_ranks <= num_ranks
+    assert layout.global_batch_size == choices.global_batch_size
+    assert choices.nearest(layout, moved) == layout
+    if moved is not None and getattr(wish, moved) in choices.values(moved):
+        assert getattr(layout, moved) == getattr(wish, moved)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 12), st.data())
+def test_every_value_on_a_scale_can_be_reached_from_everywhere(num_ranks: int, data: st.DataObject) -> None:
+    choices = Choices.of(num_ranks, TINY)
+    layout = choices.nearest(Layout())
+    for _ in range(6):
+        axis = data.draw(st.sampled_from(AXES))
+        value = data.draw(st.sampled_from(choices.values(axis)))
+        layout = choices.nearest(wish_with(layout, axis, value), axis)
+        assert getattr(layout, axis) == value
+
+
+def wish_with(layout: Layout, axis: str, value: int | str) -> Layout:
+    fields = {name: getattr(layout, name) for name in AXES} | {axis: value}
+    return Layout(**fields)
+
+
+def test_moving_one_degree_moves_the_others() -> None:
+    choices = Choices.of(4, TINY)
+    start = choices.nearest(Layout(dp=2, pp=2))
+    assert str(choices.nearest(wish_with(start, "pp", 4), "pp")).startswith("pp4")
+    assert str(choices.nearest(wish_with(start, "dp", 4), "dp")).startswith("dp4")
+    assert {layout.global_batch_size for layout in (start, choices.nearest(wish_with(start, "tp", 4), "tp"))} == {16}
+
+
+def test_ranks_that_no_layout_can_use_stay_out() -> None:
+    two_layers = Model(num_layers=2, d_model=64, num_heads=2, vocab_size=256, seq_len=32)
+    assert Choices.of(7, two_layers, global_batch_size=4).num_ranks == 4
+    with pytest.raises(PlanError, match="num_ranks=0 is below 1"):
+        Choices.of(0, two_layers)
+
+
+def test_declared_work_is_the_same_in_every_layout() -> None:
+    choices = Choices.of(4, TINY)
+    for text in ("dp4", "tp4", "pp4 m16", "dp2 pp2 m4", "tp2 pp2 gpipe m8"):
+        layout = choices.nearest(Layout.parse(text))
+        pace = declared_pace(layout)
+        trace = predict.timeline(plan.build(TINY, layout), forward_s=pace.forward_s, backward_s=pace.backward_s)
+        work = sum(event.duration_s for event in trace.events if event.kind in ("F", "B"))
+        assert work == pytest.approx(16 * 0.06 * 3)
+
+
+def test_a_live_figure_shows_what_the_last_filling_showed() -> None:
+    def timeline(text: str) -> go.Figure:
+        return show.timeline(predict.timeline(plan.build(TINY, Layout.parse(text))))
+
+    widget = live_figure(timeline("pp4 m8"))
+    for text in ("dp2 pp2 m2", "pp4 gpipe m8", "dp4"):
+        fill(widget, timeline(text))
+        assert_alike(widget, timeline(text))
+    losses = live_figure(show.losses({}))
+    for curves in ({"a": [1.0]}, {"a": [1.0, 2.0], "b": [3.0]}, {"b": [4.0]}, {}):
+        fill(losses, show.losses(curves))
+        assert_alike(losses, show.losses(curves))
+
+
+def assert_alike(widget: go.FigureWidget, figure: go.Figure) -> None:
+    assert len(widget.data) == len(figure.data)
+    for mine, theirs in zip(widget.data, figure.data, strict=True):
+        assert mine.name == theirs.name
+        assert mine.showlegend == theirs.showlegend
+        for values in {"x", "y", "base", "text", "hovertext"} & set(theirs):
+            np.testing.assert_array_equal(np.asarray(mine[values]), np.asarray(theirs[values]))
+    assert widget.layout.title.text == figure.layout.title.text
+    assert widget.layout.xaxis.range == figure.layout.xaxis.range
+    assert len(widget.layout.annotations) == len(figure.layout.annotations)
+
+
+def test_only_whole_steps_are_drawn() -> None:
+    steps = NewestStep(2)
+    steps.add([Event(0, "F", 0.0, 1.0, step=0)])
+    assert steps.events() == []
+    steps.add([Event(1, "F", 0.0, 1.0, step=0), Event(0, "F", 2.0, 1.0, step=1)])
+    assert {event.step for event in steps.events()} == {0}
+    steps.add([Event(1, "F", 2.0, 1.0, step=1)])
+    assert {event.step for event in steps.events()} == {1}
+    assert len(steps.events()) == 2
+
+
+class ScriptedRun:
+    """A run whose progress a test decides; for the logic of following, nothing else."""
+
+    def __init__(self) -> None:
+        self.plan = plan.build(TINY, Layout.parse("dp2"))
+        self.state = "running"
+        self.losses: list[float] = []
+        self.stops = 0
+
+    def poll(self) -> SimpleNamespace:
+        step = len(self.losses)
+        events = [Event(rank, "F", float(step), 1.0, step=step - 1) for rank in (0, 1)] if step else []
+        return SimpleNamespace(step=step, losses=tuple(self.losses), events=events, state=self.state)
+
+    def stop(self, timeout_s: float = 60.0) -> None:
+        self.stops += 1
+        if self.stops < 2:
+            raise RankTimeout("the step is not over", missing=[0])
+        self.state = "stopped"
+
+
+def test_a_run_is_followed_to_its_end_and_stop_is_asked_until_it_holds() -> None:
+    run: Any = ScriptedRun()
+    drawn: list[int] = []
+    ended = threading.Event()
+    live = Live(run, lambda run, events: drawn.append(len(events)), lambda run: ended.set())
+    run.losses.append(1.0)
+    wait_for(lambda: 2 in drawn)
+    live.stop()
+    assert live.wait(WAIT_S)
+    assert ended.is_set()
+    assert run.stops == 2
+    assert drawn[-1] == 0
+    assert followers() == []
+
+
+def followers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class NoRanks:
+    """As many as it says, and nothing that answers: enough to move sliders."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+
+    def __len__(self) -> int:
+        return self.num_ranks
+
+
+def test_the_cockpit_does_not_keep_ranks_alive() -> None:
+    ranks: Any = NoRanks(4)
+    cockpit = widgets.cockpit(ranks)
+    reference = weakref.ref(ranks)
+    del ranks
+    gc.collect()
+    assert reference() is None
+    cockpit.start()
+    assert "0 ranks are up" in cockpit.view.status.value
+    assert cockpit.run is None
+    with pytest.raises(PlanError, match="nothing was run yet"):
+        cockpit.wait(1.0)
+    cockpit.close()
+
+
+def test_a_cockpit_on_one_rank_has_nothing_to_slide_but_microbatches() -> None:
+    ranks: Any = NoRanks(1)
+    cockpit = widgets.cockpit(ranks)
+    assert cockpit.view.axes["dp"].disabled
+    assert not cockpit.view.axes["num_microbatches"].disabled
+    cockpit.close()
+
+
+def test_an_unexpected_error_is_one_line_in_the_cockpit() -> None:
+    ranks: Any = NoRanks(4)  # no rank behind it: train fails on it
+    cockpit = widgets.cockpit(ranks)
+    cockpit.start()
+    assert "AttributeError" in cockpit.view.status.value
+    assert "Traceback" not in cockpit.view.status.value
+    cockpit.close()
+
+
+@pytest.fixture
+def cockpit(ranks: Any) -> Iterator[widgets.Cockpit]:
+    made = widgets.cockpit(ranks, num_steps=3)
+    yield made
+    if made.run is not None:
+        made.stop()
+        made.wait(WAIT_S)
+    made.close()
+
+
+@pytest.mark.ranks
+def test_sliders_move_together_and_the_prediction_follows(cockpit: widgets.Cockpit) -> None:
+    before = cockpit.figures["predicted"].layout.title.text
+    cockpit.view.axes["pp"].value = 4
+    assert cockpit.layout.world_size == 4
+    assert {axis: control.value for axis, control in cockpit.view.axes.items()} == {
+        axis: getattr(cockpit.layout, axis) for axis in AXES
+    }
+    title = cockpit.figures["predicted"].layout.title.text
+    assert title != before
+    assert str(cockpit.layout) in title
+    assert "paced: durations as declared" in title
+    cockpit.view.paced.value = False
+    assert "paced" not in cockpit.figures["predicted"].layout.title.text
+    cockpit.layout = Layout(dp=2, tp=2)
+    assert cockpit.view.axes["tp"].value == 2
+
+
+@pytest.mark.ranks
+def test_run_trains_on_the_ranks_and_draws_what_they_did(cockpit: widgets.Cockpit) -> None:
+    cockpit.layout = Layout.parse("dp2 pp2 m4")
+    cockpit.view.run.click()
+    assert cockpit.run is not None, cockpit.view.status.value
+    run = cockpit.wait(WAIT_S)
+    assert (run.state, run.error) == ("done", None)
+    assert list(cockpit.figures["losses"].data[0].y) == run.losses
+    title = cockpit.figures["measured"].layout.title.text
+    assert "Measured" in title
+    assert "paced: durations as declared" in title
+    drawn = next(bars for bars in cockpit.figures["measured"].data if bars.name == "forward")
+    assert len(drawn.x) == sum(event.kind == "F" and event.step == 2 for event in run.trace.events) > 0
+    assert followers() == []
+    assert not cockpit.view.run.disabled
+    assert "Done: 3 steps" in cockpit.view.status.value
+
+
+@pytest.mark.ranks
+def test_a_second_layout_lies_over_the_first(cockpit: widgets.Cockpit) -> None:
+    cockpit.view.paced.value = False
+    for text in ("dp4", "tp2 pp2 m4"):
+        cockpit.layout = Layout.parse(text)
+        cockpit.view.run.click()
+        cockpit.wait(WAIT_S)
+    first, second = cockpit.figures["losses"].data
+    assert first.name != second.name
+    np.testing.assert_allclose(first.y, second.y, rtol=1e-5)
+
+
+@pytest.mark.ranks
+def test_stop_ends_a_run_after_its_step_and_a_second_run_meanwhile_is_refused(cockpit: widgets.Cockpit) -> None:
+    cockpit.view.num_steps.value = 1000
+    cockpit.view.run.click()
+    run = cockpit.run
+    assert run is not None, cockpit.view.status.value
+    wait_for(lambda: len(run.losses) > 0)
+    cockpit.start()
+    assert "a run is still going on" in cockpit.view.status.value
+    assert cockpit.run is run
+    cockpit.view.stop.click()
+    assert cockpit.wait(WAIT_S) is run
+    assert run.state == "stopped"
+    assert 0 < len(run.losses) < 1000
+    assert followers() == []
+    assert cockpit.view.stop.disabled
+
+
+@pytest.mark.ranks
+def test_a_wait_that_is_too_short_says_where_the_run_is(cockpit: widgets.Cockpit) -> None:
+    cockpit.view.num_steps.value = 1000
+    cockpit.view.run.click()
+    with pytest.raises(RankTimeout, match=r"did not end within 0\.01 s"):
+        cockpit.wait(0.01)
+
+
+@pytest.mark.ranks
+def test_a_failed_run_is_a_message(cockpit: widgets.Cockpit, ranks: Any) -> None:
+    cockpit.view.num_steps.value = 1000
+    cockpit.view.run.click()
+    run = cockpit.run
+    assert run is not None, cockpit.view.status.value
+    wait_for(lambda: len(run.losses) > 0)
+    ranks.interrupt()
+    cockpit.wait(WAIT_S)
+    assert run.state in ("failed", "stopped")
+    assert isinstance(run.error, LabError | None)
+    assert "Traceback" not in cockpit.view.status.value
+    assert followers() == []
