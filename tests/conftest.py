@@ -3,8 +3,13 @@
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 
+import psutil
 import pytest
+
+import labkit as lk
+from labkit.cluster import Ranks
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
@@ -47,16 +52,15 @@ class SharedRanks:
         ranks = self._ranks
         if ranks is None:
             return
-        states = {one.rank: one.state for one in ranks.status()}
-        bad = {rank: state for rank, state in states.items() if state in ("lost", "paused")}
-        if not bad and not ranks.stopped:
-            try:
+        try:
+            bad = [f"rank {one.rank} {one.state}" for one in ranks.status() if one.state in ("lost", "paused")]
+            if not bad:
                 ranks.interrupt()
                 return
-            except lk.errors.LabError as error:
-                bad = {-1: str(error)}
+        except lk.errors.LabError as error:
+            bad = [str(error)]
         self.stop()
-        pytest.fail(f"the test left the shared ranks in this state: {bad or 'stopped'}")
+        pytest.fail(f"the test left the shared ranks in this state: {'; '.join(bad)}")
 
     def processes(self) -> set[int]:
         """Every process of the shared ranks."""
