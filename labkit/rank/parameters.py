@@ -1,0 +1,167 @@
+"""A stage's parameters: initialised by name, seen as plain local tensors, gathered whole again.
+
+A tied matrix that two stages hold goes by the embedding's name on both.
+"""
+
+import hashlib
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from labkit.plan import Plan
+from labkit.rank.mesh import Mesh
+from labkit.rank.model import Transformer
+from labkit.spec import Model
+
+EMBEDDING = "embedding.weight"
+HEAD = "head.weight"
+
+INITIAL_STD = 0.02
+_RESIDUAL = ("attention.output.weight", "feed_forward.down.weight")
+
+
+def canonical(name: str, model: Model) -> str:
+    """The name of the parameter in the whole model."""
+    return EMBEDDING if name == HEAD and model.tied_embeddings else name
+
+
+def build_stage(plan: Plan, stage: int, seed: int, device: torch.device) -> Transformer:
+    """Make a stage with its initial weights, which depend on seed and parameter name only.
+
+    Matrices are normal with deviation 0.02, those that write to the residual stream 0.02 / sqrt(2 layers) (Radford et
+    al. 2019); norms start at 1 and biases at 0.
+    """
+    with torch.device("meta"):
+        module = Transformer(plan.model, plan.layers(stage), plan.layout.precision)
+    module.to_empty(device=device)
+    module.tie()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(_initial(canonical(name, plan.model), parameter.shape, seed, plan.model))
+    return module
+
+
+def _initial(name: str, shape: torch.Size, seed: int, model: Model) -> Tensor:
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    digest = hashlib.sha256(f"weights {seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    std = INITIAL_STD / math.sqrt(2 * model.num_layers) if name.endswith(_RESIDUAL) else INITIAL_STD
+    return torch.empty(shape).normal_(std=std, generator=generator)
+
+
+class Weights:
+    """This rank's parameters as plain tensors, and how many ranks hold the same elements.
+
+    Everything after the backward (norm, clipping, optimizer) works on these: no DTensor is dispatched, and a global
+    norm can count every element once, whatever the layout.
+
+    Args:
+        module: the stage, after tensor and data parallelism were applied.
+        plan: its plan.
+        mesh: this rank's groups.
+        split: the parameters split over tp -> along which dimension.
+
+    Attributes:
+        tensors: canonical name -> local tensor, sharing the parameter's memory.
+    """
+
+    def __init__(self, module: nn.Module, plan: Plan, mesh: Mesh, split: dict[str, int]) -> None:
+        self.plan = plan
+        self.mesh = mesh
+        self._split = {canonical(name, plan.model): dim for name, dim in split.items()}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self.tensors: dict[str, Tensor] = {}
+        for name, parameter in module.named_parameters():
+            name = canonical(name, plan.model)
+            self._parameters[name] = parameter
+            self.tensors[name] = _local(parameter).detach() if isinstance(parameter, DTensor) else parameter
+        self._num_holders = {name: self._count_holders(name) for name in self.tensors}
+
+    def _count_holders(self, name: str) -> int:
+        layout = self.plan.layout
+        held_by = layout.dp if name in self._split else layout.dp * layout.tp
+        return held_by * 2 if self._has_twin(name) else held_by
+
+    def _has_twin(self, name: str) -> bool:
+        """Whether the first and last stage both hold this parameter."""
+        return name == EMBEDDING and self.plan.model.tied_embeddings and self.plan.layout.pp > 1
+
+    def collect_gradients(self) -> dict[str, Tensor]:
+        """Bring the gradients of the backward to `tensors`; a matrix held by two stages gets the sum of both.
+
+        Communicates: one all-reduce between the ends of the pipeline, where they share a matrix.
+        """
+        gradients = {}
+        for name, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if isinstance(gradient, DTensor):
+                if isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
+                    gradient = gradient.redistribute(placements=parameter.placements)
+                gradient = _local(gradient)
+                self.tensors[name].grad = gradient
+            gradients[name] = gradient
+            if self._has_twin(name):
+                dist.all_reduce(gradient, group=self.mesh.ends)
+        return gradients
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        for tensor in self.tensors.values():
+            tensor.grad = None
+
+    def squared_norm(self, gradients: dict[str, Tensor]) -> Tensor:
+        """This rank's share of the squared global norm: shares of all ranks add up to it. A scalar on the device."""
+        by_holders: dict[int, list[Tensor]] = {}
+        for name, gradient in gradients.items():
+            by_holders.setdefault(self._num_holders[name], []).append(gradient)
+        shares = [
+            torch.stack(torch._foreach_norm(group)).square().sum() / num_holders
+            for num_holders, group in by_holders.items()
+        ]
+        return torch.stack(shares).sum()
+
+    def gather(self) -> dict[str, Tensor]:
+        """Return every parameter of the whole model, whole, on every member rank.
+
+        Runs on: all member ranks at once. Communicates: all-gathers over tp, broadcasts over pp.
+        """
+        whole = {}
+        for stage in range(self.plan.num_stages):
+            with torch.device("meta"):
+                outline = Transformer(self.plan.model, self.plan.layers(stage))
+            for local_name, parameter in outline.named_parameters():
+                name = canonical(local_name, self.plan.model)
+                if name not in whole:
+                    whole[name] = self._whole(name, parameter.shape, stage)
+        return whole
+
+    def _whole(self, name: str, shape: torch.Size, stage: int) -> Tensor:
+        mesh, layout = self.mesh, self.plan.layout
+        if mesh.place.pp_rank == stage:
+            tensor = self.tensors[name].detach().contiguous()
+            if name in self._split:
+                parts = [torch.empty_like(tensor) for _ in range(layout.tp)]
+                dist.all_gather(parts, tensor, group=mesh.group("tp"))
+                tensor = torch.cat(parts, dim=self._split[name])
+            tensor = tensor.clone()
+        else:
+            tensor = torch.empty(shape, device=next(iter(self.tensors.values())).device)
+        if layout.pp > 1:
+            owner = self.plan.rank_at(dp_rank=mesh.place.dp_rank, tp_rank=mesh.place.tp_rank, pp_rank=stage)
+            dist.broadcast(tensor, src=owner, group=mesh.group("pp"))
+        return tensor
+
+
+def _local(tensor: DTensor) -> Tensor:
+    with torch.no_grad():
+        return tensor.to_local()

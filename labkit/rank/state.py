@@ -1,0 +1,95 @@
+"""The one live training state of this process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labkit.errors import PlanError
+from labkit.plan import Plan
+from labkit.rank import groups
+from labkit.rank.parameters import Weights
+from labkit.rank.recorder import Recorder
+from labkit.spec import Training
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """Everything that a run goes on with.
+
+    Attributes:
+        plan: the plan it was built for.
+        optimizer_kind: "adamw" or "sgd".
+        weights: parameters as local tensors.
+        optimizer: over those tensors.
+        forward_backward: runs a step's micro-batches; returns this rank's share of the loss.
+        recorder: what the modules record into.
+        step: steps done, which is also the position in the data: a step's samples depend on its number.
+        generation: of the groups that its modules communicate over.
+    """
+
+    plan: Plan
+    optimizer_kind: str
+    weights: Weights
+    optimizer: torch.optim.Optimizer
+    forward_backward: Callable[[Tensor, Tensor], Tensor]
+    recorder: Recorder
+    step: int
+    generation: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    state: State | None = None
+    why_none: str = "this rank has trained nothing since it started"
+
+
+_slot = _Slot()
+
+
+def keep(state: State) -> None:
+    """Make `state` the live one."""
+    _slot.state = state
+
+
+def end(why: str) -> None:
+    """Drop the live state; `why` is what a later `start='live'` says."""
+    if _slot.state is not None:
+        _slot.state.recorder.close()
+    _slot.state = None
+    _slot.why_none = why
+
+
+def current() -> State:
+    """Return the live state.
+
+    Raises:
+        PlanError: there is none.
+    """
+    if _slot.state is None:
+        raise PlanError(f"there is no live training state: {_slot.why_none}. Use start='fresh'.")
+    if _slot.state.generation != groups.generation():
+        end("the ranks' groups were built anew, by an interrupt or a restart")
+        return current()
+    return _slot.state
+
+
+def resume(plan: Plan, training: Training) -> State:
+    """Return the live state for a run that goes on with it.
+
+    Raises:
+        PlanError: there is none, or it belongs to another plan or optimizer.
+    """
+    state = current()
+    if state.plan != plan:
+        differs = "model" if state.plan.model != plan.model else f"layout '{state.plan.layout}'"
+        asked = "another model" if state.plan.model != plan.model else f"'{plan.layout}'"
+        raise PlanError(f"the live training state has {differs}, not {asked}: start='live' goes on under the same plan. "
+                        f"Use that plan or start='fresh'.")
+    if state.optimizer_kind != training.optimizer:
+        raise PlanError(
+            f"the live training state has optimizer={state.optimizer_kind!r}, not {training.optimizer!r}: start='live' "
+            f"goes on with the optimizer's state. Use optimizer={state.optimizer_kind!r} or start='fresh'."
+        )
+    return state

@@ -1,0 +1,202 @@
+"""Training on the ranks: the loop, one step, and what they report."""
+
+import gc
+import math
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from labkit.errors import LabError
+from labkit.plan import Plan
+from labkit.rank import data, data_parallel, groups, mesh, optimizer, report, state, tensor_parallel
+from labkit.rank.mesh import Mesh
+from labkit.rank.parameters import Weights, build_stage
+from labkit.rank.pipeline_parallel import Pipeline, Stage
+from labkit.rank.recorder import Recorder
+from labkit.rank.state import State
+from labkit.spec import Training
+
+
+def train(plan: Plan, training: Training) -> dict[str, Any] | None:
+    """Train, and keep the state for a run with `start='live'`.
+
+    The same seed and global batch give the same losses and gradient norms under every layout. A step ends early, after
+    its update, on all ranks at once if any rank was asked to stop.
+
+    Runs on: every rank of the world at once. Communicates: what the layout does, and one small all-reduce a step that
+    carries loss, norm and the wish to stop.
+
+    Returns:
+        On the layout's ranks, equal on all but for `step_s`: "losses" (nats per token, mean over the global batch),
+        "grad_norms" (global, before clipping), "step_s" (seconds of each step on this rank), "tokens_per_step" and
+        "stopped". None on ranks that the layout does without.
+
+    Raises:
+        PlanError: the layout takes more ranks than there are, the data is unusable, or there is no such live state.
+        LabError: loss or gradient norm is not finite.
+    """
+    report.clear_stop()
+    own = mesh.of(plan)
+    if own is None:
+        state.end("the last plan did without this rank")
+        return None
+    text = data.load(training.data, plan.model)
+    if training.start == "fresh":
+        state.end("a run that was to start fresh did not begin")
+    live = state.resume(plan, training) if training.start == "live" else build(plan, training, own)
+    state.keep(live)
+    optimizer.adjust(live.optimizer, training)
+    live.recorder.open(on=training.trace, pace=training.pace)
+    try:
+        result = _run(live, training, text)
+    except BaseException as error:
+        state.end(f"step {live.step} of the last run ended with {type(error).__name__}")
+        raise
+    live.recorder.close()
+    return result
+
+
+def build(plan: Plan, training: Training, own: Mesh) -> State:
+    """Make a fresh state: this rank's stage with its initial weights, wrapped as the layout says, and its optimizer.
+
+    Runs on: the layout's ranks at once.
+    """
+    gc.collect()  # wrapped modules of an earlier state are cyclic
+    layout, device = plan.layout, groups.device()
+    index = own.place.pp_rank
+    recorder = Recorder(device, index)
+    stage = build_stage(plan, index, training.seed, device)
+    split = tensor_parallel.shard(stage, own.device_mesh["tp"], recorder) if layout.tp > 1 else {}
+    net: torch.nn.Module = stage
+    if layout.dp > 1:
+        net = data_parallel.wrap(stage, own.device_mesh["dp"], has_shards=layout.tp > 1, recorder=recorder)
+    weights = Weights(stage, plan, own, split)
+    loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
+    forward_backward: Pipeline | data_parallel.Accumulation
+    if layout.pp > 1:
+        piped = Stage(net, plan, index, device=device, group=own.group("pp"), recorder=recorder)
+        forward_backward = Pipeline(piped, plan, loss_scale)
+    else:
+        forward_backward = data_parallel.Accumulation(net, layout.num_microbatches, loss_scale, recorder)
+    return State(
+        plan=plan,
+        optimizer_kind=training.optimizer,
+        weights=weights,
+        optimizer=optimizer.make(training, weights.tensors.values()),
+        forward_backward=forward_backward,
+        recorder=recorder,
+        step=0,
+        generation=groups.generation(),
+    )
+
+
+def gather_weights(live: State | None = None) -> dict[str, Tensor]:
+    """Return every parameter of the live state, whole, by its name in the whole model.
+
+    Runs on: the layout's ranks at once. Communicates: all-gathers over tp, broadcasts over pp.
+
+    Raises:
+        PlanError: no live state.
+    """
+    return (live or state.current()).weights.gather()
+
+
+def _run(live: State, training: Training, text: Tensor) -> dict[str, Any]:
+    losses: list[float] = []
+    norms: list[float] = []
+    seconds: list[float] = []
+    stopped = False
+    for _ in range(training.num_steps):
+        start_s = time.monotonic()
+        loss, norm, stopped = step(live, training, text)
+        seconds.append(time.monotonic() - start_s)
+        losses.append(loss)
+        norms.append(norm)
+        _report(live, loss, norm, seconds[-1])
+        live.step += 1
+        if stopped:
+            break
+    return {
+        "losses": losses,
+        "grad_norms": norms,
+        "step_s": seconds,
+        "tokens_per_step": live.plan.tokens_per_step,
+        "stopped": stopped,
+    }
+
+
+def _report(live: State, loss: float, norm: float, step_s: float) -> None:
+    if live.weights.mesh.rank == 0:
+        report.emit("step", {"step": live.step, "loss": loss, "grad_norm": norm, "step_s": step_s})
+    if live.recorder.on:
+        report.emit("events", {"events": live.recorder.take()})
+
+
+def step(live: State, training: Training, text: Tensor) -> tuple[float, float, bool]:
+    """One optimizer step.
+
+    Runs on: the layout's ranks at once.
+
+    Returns:
+        Global mean loss, global gradient norm, and whether any rank was asked to stop.
+
+    Raises:
+        LabError: loss or norm is not finite; weights are then still those before the step.
+    """
+    plan, weights, recorder = live.plan, live.weights, live.recorder
+    recorder.begin_step(live.step)
+    start = recorder.mark()
+    tokens, targets = data.batch(
+        text, plan.model, plan.layout, seed=training.seed, step=live.step, dp_rank=weights.mesh.place.dp_rank
+    )
+    device = groups.device()
+    share = live.forward_backward(tokens.to(device), targets.to(device))
+    gradients = weights.collect_gradients()
+    loss, squared_norm, num_stops = _agree(live, share, weights.squared_norm(gradients))
+    norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        _refuse(live, training, loss, norm, share)
+    update = recorder.mark()
+    optimizer.clip(gradients.values(), norm, training.clip_norm)
+    live.optimizer.step()
+    weights.clear_gradients()
+    recorder.add("optimizer", update)
+    recorder.memory()
+    recorder.add("step", start)
+    return loss, norm, num_stops > 0
+
+
+def _agree(live: State, share: Tensor, squared_norm: Tensor) -> tuple[float, float, float]:
+    """Add up loss, squared norm and wishes to stop over the layout's ranks: the step's one small all-reduce."""
+    own = live.weights.mesh
+    if own.place.tp_rank > 0:
+        share = torch.zeros_like(share)  # every tp rank has the whole loss
+    stop = torch.tensor(float(report.stop_requested()), device=share.device)
+    sums = torch.stack([share.double(), squared_norm.double(), stop.double()])
+    if own.members is not None:
+        start = live.recorder.mark()
+        dist.all_reduce(sums, group=own.members)
+        live.recorder.add("all_reduce", start, group="world", num_bytes=sums.numel() * sums.element_size())
+    loss, squared, num_stops = sums.tolist()
+    return loss, squared, num_stops
+
+
+def _refuse(live: State, training: Training, loss: float, norm: float, share: Tensor) -> None:
+    """Raise an error that names the ranks where the loss went wrong. Communicates: one all-gather."""
+    own = live.weights.mesh
+    is_bad = torch.tensor([0.0 if math.isfinite(share.item()) else 1.0], device=share.device)
+    everywhere = [is_bad]
+    if own.members is not None:
+        everywhere = [torch.empty_like(is_bad) for _ in range(live.plan.world_size)]
+        dist.all_gather(everywhere, is_bad, group=own.members)
+    bad = [rank for rank, flag in enumerate(everywhere) if flag.item()]
+    where = f" on rank {', '.join(map(str, bad))}" if bad else ""
+    what = f"loss is {loss:g}" if bad else f"gradient norm is {norm:g}"
+    fix = "a lower learning_rate" + (" or clip_norm=1.0" if training.clip_norm is None else "")
+    raise LabError(
+        f"{what} at step {live.step}{where}: numbers left the range of {live.plan.layout.precision} with "
+        f"learning_rate={training.learning_rate:g}. Use {fix}."
+    )
