@@ -37,6 +37,9 @@ class Action:
     microbatch: int
 
     def __post_init__(self) -> None:
+        plain = type(self.stage) is int and type(self.microbatch) is int
+        if plain and self.stage >= 0 and self.microbatch >= 0 and self.kind in KINDS:
+            return
         object.__setattr__(self, "stage", whole("stage", self.stage, minimum=0))
         object.__setattr__(self, "microbatch", whole("microbatch", self.microbatch, minimum=0))
         choice("kind", self.kind, KINDS)

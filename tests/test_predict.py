@@ -1,0 +1,103 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labkit import plan as planning
+from labkit import predict
+from labkit.errors import PlanError
+from labkit.spec import Layout, Model
+
+settings.register_profile(
+    "values", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("values")
+
+MODEL = Model(num_layers=16, d_model=64, num_heads=4, vocab_size=256, seq_len=32)
+
+
+def built(text):
+    return planning.build(MODEL, Layout.parse(text))
+
+
+PLANS = st.builds(
+    lambda **fields: planning.build(MODEL, Layout(**fields)),
+    dp=st.integers(1, 2),
+    tp=st.sampled_from([1, 2]),
+    pp=st.integers(1, 8),
+    num_microbatches=st.integers(1, 12),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+)
+
+
+@given(PLANS, st.integers(1, 5), st.integers(1, 5))
+def test_the_bubble_of_gpipe_and_1f1b_is_the_theory_s(plan, forward_s, backward_s):
+    pp, m = plan.layout.pp, plan.layout.num_microbatches
+    trace = predict.timeline(plan, forward_s, backward_s)
+    assert trace.bubble_fraction == pytest.approx((pp - 1) / (m + pp - 1))
+    assert trace.bubble_fraction == pytest.approx(predict.bubble_fraction(pp, m))
+    assert trace.step_time_s == (m + pp - 1) * (forward_s + backward_s)
+    assert trace.origin == "predicted"
+    assert trace.plan == plan
+
+
+@given(PLANS, st.sampled_from([0.0, 0.5, 3.0]))
+def test_no_rank_does_two_things_at_once_and_inputs_come_first(plan, send_s):
+    trace = predict.timeline(plan, 1.0, 2.0, send_s)
+    last = plan.num_stages - 1
+    for rank in range(plan.world_size):
+        compute = [event for event in trace.of_rank(rank).events if event.kind in "FB"]
+        assert len(compute) == 2 * plan.layout.num_microbatches
+        assert [event.label for event in compute] == [str(each) for each in plan.actions[plan.placement(rank).pp_rank]]
+        assert all(one.end_s <= two.start_s for one, two in itertools.pairwise(compute))
+    done = {(event.kind, event.stage, event.microbatch): event for event in trace.events if event.kind in "FB"}
+    for (kind, stage, microbatch), event in done.items():
+        before = ("F", stage - 1) if kind == "F" else ("B", stage + 1)
+        if 0 <= before[1] <= last:
+            assert done[(*before, microbatch)].end_s + send_s <= event.start_s
+        if kind == "B":
+            assert done["F", stage, microbatch].end_s <= event.start_s
+
+
+def test_sends_cost_time_and_are_drawn():
+    trace = predict.timeline(built("dp2 pp2 m1"), 1.0, 2.0, send_s=0.5)
+    assert trace.step_time_s == 7.0
+    sends = {(event.rank, event.kind, event.peer) for event in trace.events if "_" in event.kind}
+    assert {event for event in sends if event[0] in (0, 2)} == {
+        (0, "SEND_F", 2), (2, "RECV_F", 0), (2, "SEND_B", 0), (0, "RECV_B", 2)
+    }  # fmt: skip
+    assert all("_" not in event.kind for event in predict.timeline(built("pp2")).events)
+
+
+def test_a_slow_stage_sets_the_pace():
+    even = predict.timeline(built("pp4 m8"), 1.0, 1.0)
+    uneven = predict.timeline(built("pp4 m8"), [1.0, 1.0, 2.0, 1.0], 1.0)
+    assert uneven.step_time_s > even.step_time_s
+    assert uneven.bubble_fraction > even.bubble_fraction
+
+
+def test_each_rank_has_a_step():
+    trace = predict.timeline(built("dp2 tp2 pp2"))
+    assert sorted(event.rank for event in trace.events if event.kind == "step") == list(range(8))
+    assert trace.num_steps == 1
+
+
+@pytest.mark.parametrize("value", [None, -1.0, math.nan, math.inf, "1", True, [1.0], [1.0, None], [[1], 2]])
+@pytest.mark.parametrize("name", ["forward_s", "backward_s"])
+def test_impossible_durations(name, value):
+    with pytest.raises(PlanError, match=name):
+        predict.timeline(built("pp2"), **{name: value})
+
+
+def test_impossible_requests():
+    with pytest.raises(PlanError, match="send_s"):
+        predict.timeline(built("pp2"), send_s=-1)
+    with pytest.raises(PlanError, match="is no Plan"):
+        predict.timeline("pp2")
+    with pytest.raises(PlanError, match=r"has up to 134\d+ events and a timeline holds 2000000"):
+        predict.timeline(built("dp1024 m65536"))
+    for sizes in ((0, 1), (1, 0), (None, 1), (1, 2.5)):
+        with pytest.raises(PlanError, match=r"num_(stages|microbatches)="):
+            predict.bubble_fraction(*sizes)

@@ -1,0 +1,150 @@
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labkit import schedule
+from labkit.errors import PlanError
+from labkit.schedule import (
+    Action,
+    add_communication,
+    format_actions,
+    gpipe,
+    num_in_flight,
+    one_f_one_b,
+    parse,
+    parse_actions,
+)
+
+settings.register_profile(
+    "values", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("values")
+
+SIZES = {
+    "builder": st.sampled_from([gpipe, one_f_one_b]),
+    "num_stages": st.integers(1, 9),
+    "num_microbatches": st.integers(1, 17),
+}
+ACTIONS = st.builds(Action, st.integers(0, 999_999_999), st.sampled_from(schedule.KINDS), st.integers(0, 999_999_999))
+
+
+@given(ACTIONS)
+def test_parse_undoes_str(action):
+    assert parse(str(action)) == action
+
+
+@given(**SIZES)
+def test_schedules_are_complete_and_free_of_deadlock(builder, num_stages, num_microbatches):
+    actions = builder(num_stages, num_microbatches)
+    schedule.validate(actions, num_stages, num_microbatches)
+    schedule.validate(add_communication(actions), num_stages, num_microbatches)
+    assert [len(line) for line in actions] == [2 * num_microbatches] * num_stages
+    assert parse_actions(format_actions(actions)) == actions
+
+
+@given(**SIZES)
+def test_microbatches_go_in_order(builder, num_stages, num_microbatches):
+    for line in builder(num_stages, num_microbatches):
+        for kind in "FB":
+            assert [each.microbatch for each in line if each.kind == kind] == list(range(num_microbatches))
+
+
+@given(num_stages=SIZES["num_stages"], num_microbatches=SIZES["num_microbatches"])
+def test_what_is_in_flight(num_stages, num_microbatches):
+    held = [num_in_flight(line) for line in one_f_one_b(num_stages, num_microbatches)]
+    assert held == [min(num_stages - stage, num_microbatches) for stage in range(num_stages)]
+    assert [num_in_flight(line) for line in gpipe(num_stages, num_microbatches)] == [num_microbatches] * num_stages
+
+
+@given(**SIZES)
+def test_every_send_has_its_receive(builder, num_stages, num_microbatches):
+    lowered = {action for line in add_communication(builder(num_stages, num_microbatches)) for action in line}
+    for stage in range(num_stages):
+        for microbatch in range(num_microbatches):
+            has_next, has_previous = stage < num_stages - 1, stage > 0
+            assert (Action(stage, "SEND_F", microbatch) in lowered) == has_next
+            assert (Action(stage, "RECV_B", microbatch) in lowered) == has_next
+            assert (Action(stage, "RECV_F", microbatch) in lowered) == has_previous
+            assert (Action(stage, "SEND_B", microbatch) in lowered) == has_previous
+
+
+@given(random=st.randoms(use_true_random=False), **SIZES)
+def test_a_broken_schedule_is_refused(builder, random, num_stages, num_microbatches):
+    actions = builder(num_stages, num_microbatches)
+    line = random.choice(actions)
+    dropped = line.pop(random.randrange(len(line)))
+    with pytest.raises(PlanError, match=f"{dropped} is missing"):
+        schedule.validate(actions, num_stages, num_microbatches)
+
+
+@given(random=st.randoms(use_true_random=False), **SIZES)
+def test_a_backward_before_its_forward_is_refused(builder, random, num_stages, num_microbatches):
+    actions = builder(num_stages, num_microbatches)
+    line = random.choice(actions)
+    backward = next(each for each in line if each.kind == "B")
+    line.remove(backward)
+    line.insert(0, backward)
+    with pytest.raises(PlanError, match=f"waits at {backward} for "):
+        schedule.validate(actions, num_stages, num_microbatches)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0 0B0\n1F0 1B0 1F0", "rank 1 holds 1F0 and rank 1 holds it too: every action runs once"),
+        ("0F0 0B0 1F0\n1B0", r"rank 1 holds 1B0 but rank 0 holds stage 1: a stage lives on one rank"),
+        ("0F0 0B0\n2F0 1B0", "rank 1 holds 2F0 but num_stages=2: stages end at 1"),
+        ("0F0 0B1\n1F0 1B0", "rank 0 holds 0B1 but num_microbatches=1: micro-batches end at 0"),
+        ("0F0 0B0\n1F0 1B0 1W0", "1W0 and 1B0 both run: B is I and W together"),
+        ("0F0 0B0\n1F0 1I0", "1W0 is missing"),
+        ("0F0 0B0\n1F0 1W0", "1I0 is missing"),
+        ("0F0 0B0\n1B0 1F0", "rank 1 waits at 1B0 for 1F0: no rank can go on. Put 1F0 before 1B0 on rank 1"),
+        ("0RECV_B0 0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "rank 0 waits at 0RECV_B0 for 1SEND_B0, rank 1 "),
+        ("0F0 0B0\n1RECV_F0 1F0 1B0", "rank 1 waits at 1RECV_F0 for 0SEND_F0, which no rank runs. Add 0SEND_F0"),
+    ],
+)  # fmt: skip
+def test_the_message_names_the_offending_action(text, message):
+    with pytest.raises(PlanError, match=message):
+        schedule.validate(parse_actions(text), 2, 1)
+
+
+def test_split_backwards_are_a_schedule():
+    schedule.validate(parse_actions("0F0 0I0 0W0\n1F0 1I0 1W0"), 2, 1)
+    schedule.validate(add_communication(parse_actions("0F0 0I0 0W0\n1F0 1I0 1W0")), 2, 1)
+    schedule.validate(parse_actions("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0"), 4, 1)
+
+
+def test_stages_of_one_rank_send_nothing():
+    lowered = add_communication(parse_actions("0F0 1F0 1B0 0B0"))
+    assert format_actions(lowered) == "0F0 1F0 1B0 0B0"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "F0", "2F", "2X0", "-1F0", "2f0", "2F0 3F0", "٢F0", None, 3, "2F1234567890", "2OVERLAP_F_B0"]
+)
+def test_no_action(text):
+    with pytest.raises(PlanError, match="is not an action"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "fields", [(-1, "F", 0), (0, "F", -1), (0, "G", 0), (True, "F", 0), (0.0, "F", 0), (0, None, 0), (None, "F", 0)]
+)
+def test_an_impossible_action(fields):
+    with pytest.raises(PlanError):
+        Action(*fields)
+
+
+@pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
+@pytest.mark.parametrize(
+    "sizes", [(0, 1), (1, 0), (-1, 2), (2.0, 2), (True, 2), (None, 2), ("2", 2), (2, float("nan"))]
+)
+def test_impossible_sizes(builder, sizes):
+    with pytest.raises(PlanError, match=r"num_(stages|microbatches)="):
+        builder(*sizes)
+
+
+def test_build_by_name():
+    assert schedule.build("gpipe", 2, 3) == gpipe(2, 3)
+    with pytest.raises(PlanError, match=r"schedule='gpip' is unknown: .*Did you mean 'gpipe'"):
+        schedule.build("gpip", 2, 3)
