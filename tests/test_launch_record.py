@@ -1,8 +1,10 @@
 """What a run keeps and says, on a stand-in for live ranks: real ranks are in tests/ranks/test_train_run.py."""
 
+import gc
 import math
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -76,7 +78,7 @@ class FakeRanks:
         self.calls.append(FakeCall())
         return self.calls[-1]
 
-    def tell(self, topic, message):
+    def tell(self, topic):
         self.told.append(topic)
 
     def interrupt(self, timeout_s=None):
@@ -143,9 +145,9 @@ def test_a_failure_keeps_the_losses_so_far():
     ranks.calls[0].end(error=error)
     with pytest.raises(RankLost) as caught:
         run.wait(LIMIT_S)
-    assert caught.value is error
-    assert run.error is error
-    assert error.step == 1
+    assert run.error is caught.value
+    assert (caught.value.rank, caught.value.step, caught.value.signal) == (1, 1, "SIGKILL")
+    assert str(caught.value) == f"[step 1] {error}"
     assert (run.state, run.losses, run.trace.num_steps) == ("failed", [4.0], 1)
     assert "failed" in repr(run)
     assert "SIGKILL" in repr(run)
@@ -277,10 +279,10 @@ def test_a_refused_submit_leaves_no_listener_and_no_run():
     assert all(not listeners for listeners in ranks.listeners.values())
 
 
-def test_dead_ranks_are_named_before_anything_starts():
+def test_lost_ranks_are_named_before_anything_starts():
     ranks = FakeRanks()
-    ranks.states[1] = "dead"
-    with pytest.raises(ClusterError, match=r"rank 1 of 2 died.*ranks\.restart\(1\)"):
+    ranks.states[1] = "lost"
+    with pytest.raises(ClusterError, match=r"rank 1 of 2 is gone.*ranks\.restart\(1\)"):
         background(ranks)
     assert not ranks.calls
 
@@ -308,6 +310,17 @@ def test_bad_options_are_refused_before_any_rank_is_asked(options):
     with pytest.raises(PlanError):
         background(ranks, **options)
     assert not ranks.calls
+
+
+def test_an_ended_run_does_not_keep_its_ranks_alive():
+    ranks = FakeRanks()
+    run = background(ranks)
+    ranks.calls[0].end(results=ranks.result(3))
+    run.wait(LIMIT_S)
+    forgotten = weakref.ref(ranks)
+    del ranks
+    until(lambda: gc.collect() >= 0 and forgotten() is None)
+    assert run.state == "done"
 
 
 def test_ranks_without_clocks_give_a_trace_that_says_so():
@@ -367,6 +380,16 @@ def test_a_missing_step_report_is_a_gap_and_not_a_shift():
     assert math.isnan(record.grad_norms()[1])
 
 
+def test_a_run_that_goes_on_counts_its_own_steps():
+    record = Record([0, 1], first_step=None)
+    record.on_events(1, {"events": [["F", 0.0, 1.0, 7], ["memory", 0.0, 0.0]]})
+    for step in (7, 8):
+        record.on_step(0, {"step": step, "loss": float(step), "grad_norm": 1.0, "step_s": 0.1})
+    record.on_events(0, {"events": [["F", 0.0, 1.0, 8]]})
+    assert record.losses() == [7.0, 8.0]
+    assert [list(row)[3:] for _, row in record.rows()[0]] == [[0], [], [1]]
+
+
 def test_clocks_are_read_along_a_line():
     start = Offsets(at_s=100.0, offset_s={0: 0.0, 1: 90.0})
     end = Offsets(at_s=200.0, offset_s={0: 0.0, 1: 91.0})
@@ -393,7 +416,7 @@ def test_events_of_ranks_with_different_clocks_meet_on_one():
 
 def test_offsets_that_cannot_be_had():
     assert sample_offsets(FakeRanks(offsets={})) is None
-    assert sample_offsets(FakeRanks(offsets={0: 1.5})).offset_s == {0: 1.5}
+    assert sample_offsets(FakeRanks(offsets={0: 1.5, 1: -2e-4})).offset_s == {0: 1.5, 1: 0.0}
 
 
 def test_the_progress_line_outside_a_terminal_prints_its_last_text_only(capsys):

@@ -6,13 +6,13 @@ from common import batch, corpus, run, start
 from model import Decoder, loss_of
 from shards import clip, shard
 from sizes import CLIP_NORM, LEARNING_RATE
-from torch.distributed._composable.replicate import replicate
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 
 rank = start()
 tokens = corpus()
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-model = replicate(shard(Decoder(), mesh["tp"]), device_mesh=mesh["dp"])
+model = replicate(shard(Decoder(), mesh["tp"]), mesh=mesh["dp"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
 
 

@@ -21,8 +21,10 @@ class Record:
     the oldest messages go, and `num_dropped` counts their rows.
     """
 
-    def __init__(self, members: Sequence[int], *, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self, members: Sequence[int], *, first_step: int | None = 0, max_events: int = MAX_EVENTS) -> None:
         self._members = tuple(members)
+        # A run that goes on counts from where the last one ended; here every run begins at 0.
+        self._first_step = first_step
         self._max_events = max_events
         self._changed = threading.Condition()
         self._losses: list[float] = []
@@ -36,8 +38,8 @@ class Record:
 
     def on_step(self, rank: int, message: Mapping[str, Any]) -> None:
         """Take a step report: `{"step", "loss", "grad_norm", "step_s"}`."""
-        step = int(message["step"])
         with self._changed:
+            step = self._own(int(message["step"]))
             for values, key in ((self._losses, "loss"), (self._grad_norms, "grad_norm"), (self._step_s, "step_s")):
                 values.extend([math.nan] * (step + 1 - len(values)))
                 value = message.get(key)
@@ -46,8 +48,8 @@ class Record:
 
     def on_events(self, rank: int, message: Mapping[str, Any]) -> None:
         """Take the rows of one rank and step: `{"events": [[kind, start_s, ...], ...]}`."""
-        rows = list(message["events"])
         with self._changed:
+            rows = [self._rebased(row) for row in message["events"]]
             self._batches.append((self._num_batches, rank, rows))
             self._num_batches += 1
             self._num_rows += len(rows)
@@ -58,6 +60,17 @@ class Record:
                 self._num_rows -= len(old)
                 self.num_dropped += len(old)
             self._changed.notify_all()
+
+    def _own(self, step: int) -> int:
+        """The step of this run that a rank's step is: the first that any rank reports is the first of all."""
+        if self._first_step is None:
+            self._first_step = step
+        return max(0, step - self._first_step)
+
+    def _rebased(self, row: Row) -> Row:
+        if self._first_step == 0 or len(row) < 4 or row[3] is None:
+            return row
+        return [*row[:3], self._own(row[3]), *row[4:]]
 
     def finish(self, losses: Sequence[float], grad_norms: Sequence[float], step_s: Sequence[float]) -> None:
         """Replace what streamed in by what the ranks returned: the final word."""

@@ -46,8 +46,8 @@ class Run:
         self.state = "running"
         self.error: BaseException | None = None
         self.recoveries: list[Any] = []
-        self._ranks = ranks
-        self._record = Record(range(plan.world_size))
+        self._ranks: Ranks | None = ranks
+        self._record = Record(range(plan.world_size), first_step=0 if training.start == "fresh" else None)
         self._ended = threading.Event()
         self._ending = False
         self._interrupting = threading.Lock()
@@ -58,35 +58,35 @@ class Run:
         self._devices = devices
         self._zero_s = time.monotonic()
 
-    def _begin(self) -> None:
+    def _begin(self, ranks: "Ranks") -> None:
         """Listen, submit, and collect on a thread; raises what submitting raises."""
-        self._offsets = (sample_offsets(self._ranks), None)
+        self._offsets = (sample_offsets(ranks), None)
         self._unsubscribe = [
-            self._ranks.subscribe("step", self._record.on_step),
-            self._ranks.subscribe("events", self._record.on_events),
+            ranks.subscribe("step", self._record.on_step),
+            ranks.subscribe("events", self._record.on_events),
         ]
         try:
             self._zero_s = time.monotonic()
-            call = self._ranks.run(TRAIN, self.plan, self.training, block=False)
+            call = ranks.run(TRAIN, self.plan, self.training, block=False)
         except BaseException:
             self._silence()
             raise
-        threading.Thread(target=self._collect, args=(call,), name="labkit-run", daemon=True).start()
+        threading.Thread(target=self._collect, args=(ranks, call), name="labkit-run", daemon=True).start()
 
-    def _collect(self, call: "Call") -> None:
+    def _collect(self, ranks: "Ranks", call: "Call") -> None:
         """Wait for the ranks, then settle the state; runs on the thread `labkit-run`."""
         state, error = "failed", None
         try:
             state = self._finish(call.result(timeout_s=None))
         except BaseException as raised:  # noqa: BLE001  (a thread can hand it to the notebook in no other way)
-            state, error = ("stopped", None) if self._was_asked_for(raised) else ("failed", raised)
-            if isinstance(raised, RankLost) and raised.step is None:
-                raised.step = self._record.step
+            state, error = ("stopped", None) if self._was_asked_for(raised) else ("failed", self._placed(raised))
         finally:
             try:
-                self._offsets = (self._offsets[0], sample_offsets(self._ranks))
+                self._offsets = (self._offsets[0], sample_offsets(ranks))
                 self._silence()
             finally:
+                # Ranks end with the last reference to them, and an ended run needs none.
+                self._ranks = None
                 self.error, self.state = error, state
                 self._ended.set()
 
@@ -94,10 +94,18 @@ class Run:
         """Take what the ranks returned; "done", or "stopped" when steps are missing."""
         result = next(r for r in results if r is not None)
         self._record.finish(result["losses"], result["grad_norms"], result["step_s"])
+        self._devices = [r["device"] for r in results if r is not None and "device" in r] or self._devices
         num_steps = len(result["losses"])
         if self.training.trace:
             self._record.wait_for_events(num_steps, LAST_EVENTS_S)
         return "done" if num_steps >= self.training.num_steps else "stopped"
+
+    def _placed(self, error: BaseException) -> BaseException:
+        """The error, with the step under way where a rank was lost: the cluster does not know it."""
+        if not isinstance(error, RankLost) or error.step is not None:
+            return error
+        step = self._record.step
+        return RankLost(f"[step {step}] {error}", rank=error.rank, step=step, signal=error.signal, lost=error.lost)
 
     def _was_asked_for(self, error: BaseException) -> bool:
         """Whether ranks ended because somebody interrupted them, which is no failure of theirs."""
@@ -132,13 +140,14 @@ class Run:
         """
         self._ending = True
         deadline = time.monotonic() + timeout_s
-        while not self._ended.is_set():
+        while (ranks := self._ranks) is not None:
             # Asked again because a rank that has not yet begun forgets earlier requests.
-            self._ranks.tell("stop", {})
+            ranks.tell("stop")
             left = deadline - time.monotonic()
             if not self._ended.wait(min(ASK_AGAIN_S, max(left, 0.0))) and left <= 0:
                 advice = "Call ranks.interrupt() to free the ranks: it ends the run where it is."
                 raise self._still_running("stop", advice, timeout_s)
+        self._ended.wait()
         return self
 
     def poll(self) -> Progress:
@@ -190,8 +199,8 @@ class Run:
             try:
                 self.stop(timeout_s=GRACE_S)
             except LabError:
-                if not self._ended.is_set():
-                    self._ranks.interrupt(timeout_s=INTERRUPT_S)
+                if (ranks := self._ranks) is not None:
+                    ranks.interrupt(timeout_s=INTERRUPT_S)
 
     def _progress_text(self) -> str:
         step, loss, step_s = self._record.newest()

@@ -85,7 +85,7 @@ def train(
     with _starting:
         devices = _check_ranks(ranks)
         run = Run(ranks, plan, training, devices[: plan.world_size])
-        run._begin()
+        run._begin(ranks)
         _runs[ranks] = run
     return run._follow(progress=progress) if block else run
 
@@ -118,9 +118,9 @@ def _check_ranks(ranks: "Ranks") -> list[str]:
             "End it with run.stop(), or wait with run.wait()."
         )
     statuses = ranks.status()
-    if dead := [status.rank for status in statuses if status.state == "dead"]:
+    if lost := [status.rank for status in statuses if status.state == "lost"]:
         raise ClusterError(
-            f"{ranks_text(dead)} of {len(ranks)} died: training needs every rank of the world. "
-            f"Bring {'it' if len(dead) == 1 else 'them'} back with {'; '.join(f'ranks.restart({r})' for r in dead)}."
+            f"{ranks_text(lost)} of {len(ranks)} {'is' if len(lost) == 1 else 'are'} gone: training needs every rank. "
+            f"Bring {'it' if len(lost) == 1 else 'them'} back with {'; '.join(f'ranks.restart({r})' for r in lost)}."
         )
     return [status.device for status in statuses]

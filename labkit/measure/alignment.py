@@ -13,6 +13,9 @@ from labkit.errors import LabError
 
 __all__ = ["Alignment", "HasClocks", "Offsets", "sample_offsets"]
 
+# Clocks of two hosts differ by when they booted, seconds to days; what differs by less than a loaded round trip is one
+# clock, and reading it exactly keeps a receive after its send.
+SAME_CLOCK_S = 0.02
 # Two samples closer than this say nothing about drift: their own error is larger.
 MIN_SPAN_S = 1.0
 
@@ -79,7 +82,8 @@ class Alignment:
 def sample_offsets(ranks: HasClocks) -> Offsets | None:
     """Ask every rank for its clock; None when that cannot be had (ranks died, agents gone)."""
     try:
-        offsets = dict(ranks.clock_offsets())
+        read = ranks.clock_offsets()
     except (LabError, OSError):
         return None
+    offsets = {rank: 0.0 if abs(offset) < SAME_CLOCK_S else offset for rank, offset in read.items()}
     return Offsets(at_s=time.monotonic(), offset_s=offsets) if offsets else None
