@@ -10,7 +10,7 @@ from labkit.spec import Layout
 from labkit.spec.layout import ENGINES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("values")
 

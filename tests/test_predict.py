@@ -11,7 +11,7 @@ from labkit.errors import PlanError
 from labkit.spec import Layout, Model
 
 settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("values")
 

@@ -16,7 +16,7 @@ from labkit.schedule import (
 )
 
 settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("values")
 

@@ -12,7 +12,7 @@ from labkit.spec import Layout, Model, Pace
 from labkit.trace import KINDS, Event, Trace
 
 settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("values")
 
