@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,8 @@ class Call:
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.freed_s: float | None = None
+        # From here on, what ranks raise is a consequence of being freed, not a cause.
+        self.ending = False
         # `tend` is called again and again while somebody waits: it frees ranks that wait for a failed one.
         # `ended` is called when the last rank answered or died.
         self._tend, self._ended = tend, ended
@@ -151,6 +154,8 @@ class Call:
         self._enter(rank, outcome)
 
     def _enter(self, rank: int, outcome: Outcome) -> None:
+        if self.ending and outcome.failure is not None and not outcome.failure.interrupted:
+            outcome = replace(outcome, failure=replace(outcome.failure, interrupted=True))
         with self._changed:
             if rank in self._lost or rank in self._outcomes:
                 return

@@ -63,6 +63,7 @@ class Freeing:
         if all(self._waits(rank, call.number) for rank in pending):
             self._crew.stale = True
             call.freed_s = time.monotonic()
+            call.ending = True
             for rank in pending:
                 self._crew.hub.send(rank, "free", upto=call.number)
 
@@ -146,6 +147,8 @@ class Freeing:
         return member.paused or probe.state(member.pid) in ("T", "R")
 
     def _send_free(self, ranks: list[int], upto: int) -> dict[int, int]:
+        for call in self._crew.under_way():
+            call.ending = call.ending or call.number <= upto
         for rank in ranks:
             self._crew.hub.send(rank, "free", upto=upto)
         return {rank: self._crew.hub.send(rank, "look") for rank in ranks}
