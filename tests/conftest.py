@@ -5,11 +5,16 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+import hypothesis
 import psutil
 import pytest
 
 import labkit as lk
 from labkit.cluster import Ranks
+
+# The same examples on every machine, however slow it is: a failure is one that anybody can repeat.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
