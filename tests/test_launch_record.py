@@ -1,5 +1,6 @@
 """What a run keeps and says, on a stand-in for live ranks: real ranks are in tests/ranks/test_train_run.py."""
 
+import doctest
 import gc
 import math
 import threading
@@ -11,10 +12,13 @@ import pytest
 
 import labkit as lk
 from labkit.errors import ClusterError, Failure, PlanError, RankError, RankLost, RankTimeout
+from labkit.launch import efficiency as efficiency_module
+from labkit.launch import progress as progress_module
 from labkit.launch.efficiency import efficiency, tokens_per_second
 from labkit.launch.progress import Line, progress_text
 from labkit.launch.record import Record
 from labkit.measure import Alignment, Offsets, events, sample_offsets, trace
+from labkit.measure import alignment as alignment_module
 
 LIMIT_S = 60.0
 
@@ -417,6 +421,13 @@ def test_events_of_ranks_with_different_clocks_meet_on_one():
 def test_offsets_that_cannot_be_had():
     assert sample_offsets(FakeRanks(offsets={})) is None
     assert sample_offsets(FakeRanks(offsets={0: 1.5, 1: -2e-4})).offset_s == {0: 1.5, 1: 0.0}
+
+
+@pytest.mark.parametrize("module", [alignment_module, efficiency_module, progress_module])
+def test_examples_run(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_the_progress_line_outside_a_terminal_prints_its_last_text_only(capsys):
