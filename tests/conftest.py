@@ -13,7 +13,9 @@ import labkit as lk
 from labkit.cluster import Ranks
 
 # The same examples on every machine, however slow it is: a failure is one that anybody can repeat.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(hypothesis.HealthCheck)
+)
 hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent

@@ -2,17 +2,12 @@ import math
 import pickle
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.errors import PlanError
 from labkit.spec import Layout
 from labkit.spec.layout import ENGINES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
-
-settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("values")
 
 DEGREES = st.integers(1, 65_536)
 LAYOUTS = st.builds(

@@ -1,7 +1,7 @@
 import pickle
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from labkit import plan as planning
@@ -9,11 +9,6 @@ from labkit import schedule
 from labkit.errors import PlanError
 from labkit.plan import AXES, Plan
 from labkit.spec import Layout, Model
-
-settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("values")
 
 SMALL = {"num_layers": 8, "d_model": 96, "num_heads": 12, "vocab_size": 240, "seq_len": 32, "d_ff": 240}
 

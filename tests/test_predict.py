@@ -2,18 +2,13 @@ import itertools
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import plan as planning
 from labkit import predict
 from labkit.errors import PlanError
 from labkit.spec import Layout, Model
-
-settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("values")
 
 MODEL = Model(num_layers=16, d_model=64, num_heads=4, vocab_size=256, seq_len=32)
 

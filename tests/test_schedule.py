@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import schedule
@@ -14,11 +14,6 @@ from labkit.schedule import (
     parse,
     parse_actions,
 )
-
-settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("values")
 
 SIZES = {
     "builder": st.sampled_from([gpipe, one_f_one_b]),

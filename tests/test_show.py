@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import plan, predict, show
@@ -237,7 +237,6 @@ spans = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(spans)
 def test_gaps_and_spans_tile_the_window(busy: list[tuple[float, float]]) -> None:
     window = Window(start_s=0.0, end_s=20.0)

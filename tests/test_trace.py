@@ -3,18 +3,13 @@ import math
 import pickle
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import plan as planning
 from labkit.errors import LabError
 from labkit.spec import Layout, Model, Pace
 from labkit.trace import KINDS, Event, Trace
-
-settings.register_profile(
-    "values", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("values")
 
 WHOLE = st.none() | st.integers(0, 2**40)
 EVENTS = st.builds(

@@ -37,7 +37,7 @@ wishes = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(wishes, st.integers(1, 12), st.sampled_from([None, *AXES]))
 def test_any_wish_leads_to_a_layout_that_exists(wish: Layout, num_ranks: int, moved: str | None) -> None:
     choices = Choices.of(num_ranks, TINY)
@@ -50,7 +50,7 @@ def test_any_wish_leads_to_a_layout_that_exists(wish: Layout, num_ranks: int, mo
         assert getattr(layout, moved) == getattr(wish, moved)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.data())
 def test_every_value_on_a_scale_can_be_reached_from_everywhere(num_ranks: int, data: st.DataObject) -> None:
     choices = Choices.of(num_ranks, TINY)
