@@ -1,5 +1,5 @@
 # Each target is one visible line; labkit/bootstrap.py makes .venv first where that is needed.
-# PYTHON=python3.12 chooses the interpreter, PORT= and NO_BROWSER=1 are for lab, ARGS= goes to pytest.
+# PYTHON=python3.12 chooses the interpreter, PORT= and NO_BROWSER=1 are for lab, ARGS= goes to pytest or the benchmarks.
 PYTHON ?= python3
 
 .PHONY: lab test check bench

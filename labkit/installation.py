@@ -204,8 +204,7 @@ def commands(action: str, arguments: list[str]) -> list[list[str]]:
     if action == "test":
         return [[python, "-m", "pytest", *arguments]]
     if action == "bench":
-        scripts = sorted((REPOSITORY / "benchmarks").glob("[!_]*.py"))
-        return [[python, str(script.relative_to(REPOSITORY)), *arguments] for script in scripts]
+        return [[python, "-m", "benchmarks", *arguments]]
     if action == "check":
         tools = (("ruff", "format", "--check", "."), ("ruff", "check", "."), ("mypy",), ("lint-imports",))
         return [[str(VENV / "bin" / tool[0]), *tool[1:]] for tool in tools]
