@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-_HOMES = {"start": "start", "Ranks": "ranks", "Call": "call"}
+_HOMES = {"start": "starting", "Ranks": "ranks", "Call": "call"}
 
 __all__ = ["Call", "Ranks", "start"]
 

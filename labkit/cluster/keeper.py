@@ -224,8 +224,11 @@ def main() -> None:
     keeper = Keeper(link, int(sys.argv[2]))
     try:
         keeper.serve()
+    except BaseException:
+        traceback.print_exc()
     finally:
         keeper.close()
+        os._exit(0)  # the interpreter's own way out takes long with torch inside, and there is nothing left to do
 
 
 if __name__ == "__main__":

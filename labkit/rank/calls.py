@@ -4,11 +4,14 @@ Every call has a number that only grows. An interrupt says "everything up to num
 calls that are still queued end before they begin, while later ones are not touched, whenever the signal arrives.
 """
 
+import asyncio
+import contextlib
 import signal
 import threading
 import time
 import traceback
 import types
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -103,11 +106,23 @@ def _execute(number: int, name: str, packed: bytes) -> Outcome:
     try:
         shell = get_ipython()
         fn, args, kwargs = open_call(packed, shell.user_ns if shell is not None else {})
-        value = fn(*args, **kwargs)
+        with _own_loop():
+            value = fn(*args, **kwargs)
     except BaseException as error:
         failure = _failure(error, interrupted=number <= _upto)
         return Outcome(failure=failure)
     return _pack(value)
+
+
+@contextlib.contextmanager
+def _own_loop() -> Iterator[None]:
+    """Hide the engine's event loop, in which calls run, so that `asyncio.run` and a top-level `await` work."""
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
 
 
 def _pack(value: Any) -> Outcome:
