@@ -74,7 +74,7 @@ def _draw(figure: go.Figure, samples: dict[int, list[Event]], peaks: dict[int, i
         col=2,
     )
     figure.update_xaxes(title={"text": f"time ({time_name})"}, row=1, col=1)
-    figure.update_yaxes(title={"text": f"memory ({unit})"}, rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title={"text": f"memory ({unit})"}, row=1, col=1)
     figure.update_xaxes(title={"text": f"peak ({unit})"}, rangemode="tozero", row=1, col=2)
     every = 1 if len(peaks) <= _MAX_NAMED_RANKS else 4
     names = [f"rank {rank}" for rank in peaks]
