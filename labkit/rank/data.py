@@ -77,7 +77,9 @@ def _read(data: str) -> Tensor:
         path = os.path.expanduser(data)
         kind = os.stat(path).st_mode if path else 0
     except FileNotFoundError:
-        raise PlanError(f"data={_shown(data)} does not exist: give a file or a folder of files. {_where(data)}") from None
+        raise PlanError(
+            f"data={_shown(data)} does not exist: give a file or a folder of files. {_where(data)}"
+        ) from None
     except (OSError, ValueError) as error:
         raise PlanError(f"data={_shown(data)} is no usable path: {_reason(error)}. Give a file or a folder.") from None
     if not path:
@@ -99,7 +101,9 @@ def _files(folder: str, data: str) -> list[Path]:
         found += [Path(parent, name) for name in names if not name.startswith(".")]
     files = sorted(path for path in found if path.is_file())
     if not files:
-        raise PlanError(f"data={_shown(data)} is a folder with no files in it: there is nothing to train on. Give a file.")
+        raise PlanError(
+            f"data={_shown(data)} is a folder with no files in it: there is nothing to train on. Give a file."
+        )
     return files
 
 
@@ -118,7 +122,7 @@ def _join(files: list[Path], data: str) -> Tensor:
 
 
 def _where(data: str) -> str:
-    return "" if os.path.isabs(data) else f"The ranks look in {_shown(os.getcwd())}."
+    return "" if os.path.isabs(data) else f" The ranks look in {_shown(os.getcwd())}."
 
 
 def _reason(error: Exception) -> str:

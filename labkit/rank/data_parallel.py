@@ -37,11 +37,11 @@ def wrap(stage: Transformer, mesh: DeviceMesh, *, has_shards: bool, recorder: Re
     """
     if has_shards:
         stage.register_forward_hook(_unmark_view)
-        replicate(stage, mesh=mesh)
+        replicated = replicate(stage, mesh=mesh)
         timer = _ReplicateTimer(recorder)
-        stage.set_gradient_divide_factor(1.0)
-        stage.set_custom_reduce_scatter(timer)
-        stage.set_all_reduce_hook(timer.reduced)
+        replicated.set_gradient_divide_factor(1.0)
+        replicated.set_custom_reduce_scatter(timer)
+        replicated.set_all_reduce_hook(timer.reduced)
         return stage
     wrapped = DistributedDataParallel(
         stage,
@@ -58,7 +58,10 @@ def _unmark_view(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(output, output.shape)
 
 
-def _add_up(state: tuple[dist.ProcessGroup, Recorder], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _add_up(
+    state: tuple[dist.ProcessGroup, Recorder],
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
     """All-reduce one bucket of gradients and record it."""
     group, recorder = state
     buffer, start = bucket.buffer(), recorder.mark()
@@ -81,7 +84,7 @@ class _ReplicateTimer(ReduceScatter):
         self._recorder = recorder
         self._start: Any = None
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         self._start = self._recorder.mark()
         return torch.empty(*size, dtype=dtype, device=device)
 

@@ -156,9 +156,7 @@ def rotations(model: Model, length: int, device: torch.device) -> Tensor:
     """
     half = model.head_dim // 2
     exponents = torch.arange(half, device=device, dtype=torch.float32) / half
-    angles = torch.outer(
-        torch.arange(length, device=device, dtype=torch.float32), model.rope_theta ** -exponents
-    )
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), model.rope_theta**-exponents)
     return torch.polar(torch.ones_like(angles), angles)
 
 

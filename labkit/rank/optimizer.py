@@ -16,9 +16,7 @@ def make(training: Training, tensors: Iterable[Tensor]) -> torch.optim.Optimizer
     Every element is updated by itself, so each rank's part of the state is all that its part of the weights needs.
     """
     if training.optimizer == "sgd":
-        return torch.optim.SGD(
-            list(tensors), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
-        )
+        return torch.optim.SGD(list(tensors), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
     return torch.optim.AdamW(
         list(tensors),
         lr=training.learning_rate,

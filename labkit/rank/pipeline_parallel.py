@@ -16,7 +16,19 @@ from labkit.rank.model import mean_loss
 from labkit.rank.recorder import Recorder, num_bytes
 
 GROUP = "pp"
-SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class OneForwardOneBackward(Schedule1F1B):
+    """torch's 1F1B, also for fewer micro-batches than stages: it refuses those, but its loop handles them."""
+
+    def __init__(self, stage: PipelineStage, n_microbatches: int, **options: Any) -> None:
+        PipelineScheduleSingle.__init__(self, stage, n_microbatches, **options)
+
+    def _get_pipeline_order(self) -> None:
+        """The order as torch would draw it; nothing here reads it."""
+
+
+SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": OneForwardOneBackward}
 
 
 class Stage(PipelineStage):
@@ -116,9 +128,7 @@ class Stage(PipelineStage):
 
     def _message(self, kind: str, start: Any, microbatch: int, operations: list[dist.P2POp]) -> None:
         size = sum(num_bytes(operation.tensor) for operation in operations)
-        self._recorder.add(
-            kind, start, microbatch=microbatch, group=GROUP, num_bytes=size, peer=operations[0].peer
-        )
+        self._recorder.add(kind, start, microbatch=microbatch, group=GROUP, num_bytes=size, peer=operations[0].peer)
 
 
 class Pipeline:

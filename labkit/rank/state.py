@@ -85,8 +85,10 @@ def resume(plan: Plan, training: Training) -> State:
     if state.plan != plan:
         differs = "model" if state.plan.model != plan.model else f"layout '{state.plan.layout}'"
         asked = "another model" if state.plan.model != plan.model else f"'{plan.layout}'"
-        raise PlanError(f"the live training state has {differs}, not {asked}: start='live' goes on under the same plan. "
-                        f"Use that plan or start='fresh'.")
+        raise PlanError(
+            f"the live training state has {differs}, not {asked}: start='live' goes on under the same plan. "
+            f"Use that plan or start='fresh'."
+        )
     if state.optimizer_kind != training.optimizer:
         raise PlanError(
             f"the live training state has optimizer={state.optimizer_kind!r}, not {training.optimizer!r}: start='live' "

@@ -41,7 +41,7 @@ def shard(stage: Transformer, mesh: DeviceMesh, recorder: Recorder) -> dict[str,
     for close in closers:
         close()
     return {
-        name: placement.dim
+        name: placement.dim  # type: ignore[attr-defined]
         for name, parameter in stage.named_parameters()
         if isinstance(parameter, DTensor)
         for placement in parameter.placements
@@ -61,7 +61,7 @@ def _styles(stage: Transformer) -> dict[str, ParallelStyle]:
         styles[attention] = _whole_input((Replicate(), None))
         styles[feed_forward] = _whole_input((Replicate(),))
         columns = [f"{attention}.{name}" for name in ("query", "key", "value")] + [f"{feed_forward}.up"]
-        if stage.layers[index].feed_forward.gate is not None:
+        if stage.model.activation == "swiglu":
             columns.append(f"{feed_forward}.gate")
         styles |= {name: ColwiseParallel() for name in columns}
         styles |= {name: RowwiseParallel() for name in (f"{attention}.output", f"{feed_forward}.down")}
@@ -93,9 +93,7 @@ def _watch_output(module: nn.Module, kind: str, recorder: Recorder) -> Callable[
     def end(_module: nn.Module, _args: object, output: Tensor) -> None:
         if recorder.on:
             _finish(output)
-            recorder.add(
-                kind, start[0], microbatch=recorder.microbatch, group=GROUP, num_bytes=num_bytes(output)
-            )
+            recorder.add(kind, start[0], microbatch=recorder.microbatch, group=GROUP, num_bytes=num_bytes(output))
 
     module.register_forward_hook(begin)
     return lambda: module.register_forward_hook(end)
@@ -107,9 +105,7 @@ def _watch_input(module: nn.Module, recorder: Recorder) -> Callable[[], object]:
 
     def end(grad: Tensor) -> None:
         _finish(grad)
-        recorder.add(
-            "all_reduce", start[0], microbatch=recorder.microbatch, group=GROUP, num_bytes=num_bytes(grad)
-        )
+        recorder.add("all_reduce", start[0], microbatch=recorder.microbatch, group=GROUP, num_bytes=num_bytes(grad))
 
     def begin(_grad: Tensor) -> None:
         start[0] = recorder.mark()

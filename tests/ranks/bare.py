@@ -29,7 +29,9 @@ def run(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: flo
     """Call a module-level function of a test file in every rank; returns the results in rank order."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job")
-        job.write_bytes(pickle.dumps((function.__code__.co_filename, function.__qualname__, num_ranks, args, timeout_s)))
+        job.write_bytes(
+            pickle.dumps((function.__code__.co_filename, function.__qualname__, num_ranks, args, timeout_s))
+        )
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
