@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 import webbrowser
@@ -72,7 +73,7 @@ def server_options(*, port: int, folder: pathlib.Path, page: str, as_root: bool)
         f"--LabApp.default_url={page}",
         "--ServerApp.open_browser=False",
         "--ServerApp.answer_yes=True",  # one Ctrl-C ends it, without a question
-        "--ServerApp.log_level=WARN",
+        "--Application.log_level=ERROR",  # of the server and of every extension
     ]
     return [*options, "--allow-root"] if as_root else options
 
@@ -122,14 +123,30 @@ def serve(*, port: int | None = None, browser: bool = True) -> None:
     folder = home()
     page = f"/lab/tree/{FIRST_NOTEBOOK.as_posix()}" if (folder / FIRST_NOTEBOOK).exists() else "/lab"
     quiet_settings(pathlib.Path(sys.prefix))
-    if hasattr(signal, "SIGHUP"):  # a closed terminal ends kernels and ranks too, as SIGTERM does
-        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    _end_on_signals()
     with _token_file() as (token, path):
         os.environ["JUPYTER_TOKEN_FILE"] = path
         announcer = threading.Thread(target=_announce, args=(chosen, page, token, browser), daemon=True)
         announcer.start()
         sys.argv = ["jupyter-lab", *server_options(port=chosen, folder=folder, page=page, as_root=os.geteuid() == 0)]
         runpy.run_module("jupyterlab", run_name="__main__")
+
+
+def _end_on_signals() -> None:
+    """Ctrl-C and a closed terminal end kernels and ranks as SIGTERM does, also where a shell had them ignored.
+
+    Jupyter takes SIGTERM over once it is up, and Ctrl-C where there is a terminal.
+    """
+
+    def leave(number: int, frame: types.FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    def as_sigterm(number: int, frame: types.FrameType | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, as_sigterm)
+    signal.signal(signal.SIGHUP, as_sigterm)
 
 
 def _announce(port: int, page: str, token: str, browser: bool) -> None:
