@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.errors import LabError
+from labkit.errors import LabError, ranks_text
 from labkit.plan import Plan
 from labkit.rank import data, data_parallel, groups, mesh, optimizer, report, state, tensor_parallel
 from labkit.rank.mesh import Mesh
@@ -193,7 +193,7 @@ def _refuse(live: State, training: Training, loss: float, norm: float, share: Te
         everywhere = [torch.empty_like(is_bad) for _ in range(live.plan.world_size)]
         dist.all_gather(everywhere, is_bad, group=own.members)
     bad = [rank for rank, flag in enumerate(everywhere) if flag.item()]
-    where = f" on rank {', '.join(map(str, bad))}" if bad else ""
+    where = f" on {ranks_text(bad)}" if bad else ""
     what = f"loss is {loss:g}" if bad else f"gradient norm is {norm:g}"
     fix = "a lower learning_rate" + (" or clip_norm=1.0" if training.clip_norm is None else "")
     raise LabError(

@@ -6,11 +6,11 @@ AdamW hides a wrong scale of the gradients; SGD with a learning rate of 0.1 and 
 import functools
 import math
 
-import bare
 import pytest
 
 from labkit.plan import build
 from labkit.spec import Layout, Model, Training
+from tests.ranks import bare
 
 NUM_STEPS = 10
 MODEL = Model(num_layers=4, d_model=32, num_heads=4, vocab_size=256, seq_len=32)
