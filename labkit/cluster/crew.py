@@ -14,23 +14,13 @@ from typing import Any
 
 from labkit.cluster.call import Call
 from labkit.cluster.devices import Devices
-from labkit.cluster.engines import Engines, python_seat
+from labkit.cluster.engines import Engines
 from labkit.cluster.hub import Hub
-from labkit.cluster.keeping import Keeping
+from labkit.cluster.keeping import Keeping, python_seat
 from labkit.errors import ClusterError, RankLost, ranks_text
 from labkit.wire import pack_call
 
 LOOPBACK = "127.0.0.1"
-# Imported once by the keeper, shared by every forked rank.
-PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.pipelining",
-    "ipyparallel.engine.app",
-    "labkit.cluster.engine",
-    "labkit.rank.worker",
-)
 STOPPED = "These ranks were stopped. Start new ones: ranks = lk.cluster.start(4)."
 EXIT_TIMEOUT_S = 20.0
 
@@ -50,7 +40,10 @@ class Member:
 class Crew:
     """Everything of one cluster that must end with it."""
 
-    def __init__(self, num_ranks: int, devices: Devices, start_method: str, timeout_s: float) -> None:
+    def __init__(
+        self, keeping: Keeping, num_ranks: int, devices: Devices, start_method: str, num_threads: int, timeout_s: float
+    ) -> None:
+        self.keeping, self.num_threads = keeping, num_threads
         self.num_ranks, self.devices, self.start_method, self.timeout_s = num_ranks, devices, start_method, timeout_s
         self.owner = os.getpid()
         self.lock = threading.RLock()
@@ -68,8 +61,8 @@ class Crew:
         # The last call that each rank answered: a heartbeat on its way may still name it as running.
         self.answered: dict[int, int] = {}
         self._key = secrets.token_bytes(32)
-        self.keeping = Keeping(self._on_exit, self._on_keeper_gone)
         try:
+            self.keeping.listen(self._on_exit, self._on_keeper_gone)
             self.hub = Hub(self._key, LOOPBACK)
             self.engines = Engines(self.keeping, LOOPBACK)
         except BaseException:
@@ -78,25 +71,30 @@ class Crew:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
-    def boot(self, num_spares: int) -> None:
-        """Start the store, the ranks and the spares, and wait until every rank answers."""
-        preload = self.keeping.order("preload", env=self._environment(), path=python_seat()["path"], modules=PRELOAD)
-        store = self.keeping.order("store", host=LOOPBACK, target="labkit.rank.store:serve")
+    def boot(self, num_spares: int, preload: int) -> None:
+        """Start the store, the ranks and the spares, and wait until every rank answers.
+
+        Args:
+            num_spares: processes to keep ready.
+            preload: the order to import what ranks need, which the keeper obeys already.
+        """
         deadline = time.monotonic() + self.timeout_s
+        self.engines.connect(self.timeout_s)
+        self.keeping.answer(preload, "preload", max(1.0, deadline - time.monotonic()))
+        self.store_port = int(self.keeping.command("store", host=LOOPBACK, target="labkit.rank.store:serve")["port"])
         for rank in range(self.num_ranks):
             self._seat(rank)
         for _ in range(num_spares):
             self.add_spare()
-        self.keeping.answer(preload, "preload", self.timeout_s)
-        self.store_port = int(self.keeping.answer(store, "store", self.timeout_s)["port"])
-        self.engines.connect()
         self._await(list(self.members), deadline)
 
     def add_spare(self) -> None:
         """Fork one more process that waits for a seat."""
         if self.start_method != "fork":
             raise ClusterError("spares need start_method='fork': a spawned rank has nothing to keep ready.")
-        reply = self.keeping.command("fork", target="labkit.cluster.engine:run", seat=None, name=f"spare{time.time_ns()}")
+        reply = self.keeping.command(
+            "fork", target="labkit.cluster.engine:run", seat=None, name=f"spare{time.time_ns()}"
+        )
         self.spare_pids.append(reply["pid"])
 
     def renew(self, rank: int) -> None:
@@ -120,9 +118,9 @@ class Crew:
             "key": self._key.hex(),
             "hub_host": self.hub.host,
             "hub_port": self.hub.port,
-            "num_threads": self._num_threads(),
+            "num_threads": self.num_threads,
         }
-        pid = self.engines.start(seat, start_method=self.start_method, spare_pid=spare_pid)
+        pid = self.engines.start(seat, self.timeout_s, start_method=self.start_method, spare_pid=spare_pid)
         member = Member(rank=rank, pid=pid, uuid=seat["uuid"])
         with self.lock:
             self.members[rank] = member
@@ -135,11 +133,15 @@ class Crew:
             return any(self.members[rank].lost for rank in ranks)
 
         late = self.engines.wait_for(ranks, max(0.1, deadline - time.monotonic()), give_up)
-        late = late or self.hub.wait_for({r: self.members[r].uuid for r in ranks}, max(0.1, deadline - time.monotonic()))
+        late = late or self.hub.wait_for(
+            {r: self.members[r].uuid for r in ranks}, max(0.1, deadline - time.monotonic())
+        )
         dead = {rank: self.members[rank].lost for rank in ranks if self.members[rank].lost}
         if dead:
             how = ", ".join(f"rank {rank} ({how})" for rank, how in dead.items())
-            raise ClusterError(f"{len(dead)} of {len(ranks)} ranks ended while starting: {how}. {self._last_words(min(dead))}")
+            raise ClusterError(
+                f"{len(dead)} of {len(ranks)} ranks ended while starting: {how}. {self._last_words(min(dead))}"
+            )
         if late:
             raise ClusterError(
                 f"{ranks_text(late)} did not register within {self.timeout_s:g} s. Give start() a larger timeout_s."
@@ -152,12 +154,6 @@ class Crew:
         except OSError:
             lines = []
         return "Its last words: " + " | ".join(lines) if lines else "It left no message."
-
-    def _num_threads(self) -> int:
-        return max(1, len(os.sched_getaffinity(0)) // self.num_ranks) if hasattr(os, "sched_getaffinity") else 1
-
-    def _environment(self) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": str(self._num_threads()), "TORCH_FR_BUFFER_SIZE": "2000"}
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -236,8 +232,7 @@ class Crew:
         if dead:
             how = self.members[dead[0]].lost
             raise RankLost(
-                f"{ranks_text(dead)} {'is' if len(dead) == 1 else 'are'} gone ({how}). "
-                f"Use ranks.restart({dead[0]}).",
+                f"{ranks_text(dead)} {'is' if len(dead) == 1 else 'are'} gone ({how}). Use ranks.restart({dead[0]}).",
                 rank=dead[0],
                 signal=how if how.startswith("SIG") else "",
                 lost=dead,

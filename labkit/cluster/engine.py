@@ -10,6 +10,20 @@ from typing import Any
 from ipyparallel.engine.app import IPEngine
 
 
+def _skip_debugger() -> None:
+    """Load ipykernel's debugger without debugpy: nobody attaches one here, and loading it costs every rank 0.1 s."""
+    if "debugpy" in sys.modules:
+        return
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("ipykernel.debugger")
+    finally:
+        del sys.modules["debugpy"]
+
+
+_skip_debugger()
+
+
 def run(seat: dict[str, Any]) -> None:
     """Become the rank of this seat: environment first, then the agent, then the engine's loop until the process ends.
 

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 import ipyparallel as ipp
@@ -28,7 +28,10 @@ CONTROLLER_ARGS = [
     "--log-level=40",
 ]
 POLL_S = 0.01
-CLOSE_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+GRACE_S = 1.0
+# ipyparallel's client keeps the number of every message it ever sent.
+MAX_HISTORY = 10_000
 
 
 class Engines:
@@ -57,12 +60,12 @@ class Engines:
             n=1,
             shutdown_atexit=False,
         )
-        _run(self._cluster.start_controller(keeping=keeping))
+        _run(self._cluster.start_controller(keeping=keeping), ANSWER_TIMEOUT_S)
         self.controller_pid: int = self._cluster.controller.pid
         self.client: ipp.Client | None = None
         self._execute = PrePickled(inside.execute)
 
-    def start(self, seat: dict[str, Any], *, start_method: str, spare_pid: int | None = None) -> int:
+    def start(self, seat: dict[str, Any], timeout_s: float, *, start_method: str, spare_pid: int | None = None) -> int:
         """Start one rank; returns its pid. It is reachable after `wait_for`."""
         self._cluster.engines.pop(f"rank{seat['rank']}", None)
         seat = {**seat, "argv": self._engine_argv(seat["rank"])}
@@ -74,13 +77,14 @@ class Engines:
                 seat=seat,
                 start_method=start_method,
                 spare_pid=spare_pid,
-            )
+            ),
+            timeout_s,
         )
         return int(self._cluster.engines[f"rank{seat['rank']}"].pid)
 
-    def connect(self) -> None:
+    def connect(self, timeout_s: float) -> None:
         """Connect the client; the controller must be up."""
-        self.client = _run(self._cluster.connect_client())
+        self.client = _run(self._cluster.connect_client(timeout=timeout_s), timeout_s, drop=_close)
 
     def wait_for(self, ranks: list[int], timeout_s: float, give_up: Callable[[], bool]) -> list[int]:
         """Wait until the ranks are registered; returns those that are not in time (or when `give_up()` says so)."""
@@ -97,6 +101,8 @@ class Engines:
         args = [PrePickled(number), PrePickled(name), PrePickled(packed)]
         ident = client._engines[rank].encode()
         with self._lock:
+            if len(client.history) > MAX_HISTORY:
+                client.history.clear()
             return client.send_apply_request(client._mux_socket, self._execute, args, ident=ident)
 
     def unregister(self, rank: int, timeout_s: float = 10.0) -> None:
@@ -120,8 +126,7 @@ class Engines:
         """Close the client's sockets and end its thread."""
         client, self.client = self.client, None
         if client is not None:
-            with contextlib.suppress(Exception):
-                client.close(linger=0)
+            _close(client)
         self._cluster.engines.clear()
         self._cluster.controller = None
 
@@ -142,27 +147,34 @@ class Engines:
         ]
 
 
-def python_seat() -> dict[str, Any]:
-    """What a rank shares with the notebook: working folder and import path."""
-    return {"cwd": os.getcwd(), "path": [os.getcwd(), *(part for part in sys.path if part)]}
+def _close(client: ipp.Client) -> None:
+    with contextlib.suppress(Exception):
+        client.close(linger=0)
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end in a thread of its own: the notebook's loop is running already."""
-    result: list[Any] = []
-    failure: list[BaseException] = []
+def _run(work: Coroutine[Any, Any, Any], timeout_s: float, drop: Callable[[Any], None] = lambda value: None) -> Any:
+    """Run a coroutine to its end in a thread of its own: the notebook's loop is running already.
+
+    A result that comes when nobody waits for it any more is given to `drop`.
+    """
+    future: Future[Any] = Future()
 
     def body() -> None:
         try:
-            result.append(asyncio.run(work))
+            value = asyncio.run(asyncio.wait_for(work, timeout_s))
         except BaseException as error:
-            failure.append(error)
+            if not future.cancelled():
+                future.set_exception(error)
+            return
+        if future.cancelled():
+            drop(value)
+        else:
+            future.set_result(value)
 
-    thread = threading.Thread(target=body, name="labkit-start", daemon=True)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
-
-
+    threading.Thread(target=body, name="labkit-start", daemon=True).start()
+    try:
+        return future.result(timeout_s + GRACE_S)
+    except TimeoutError as error:
+        raise ClusterError(f"ipyparallel did not answer within {timeout_s:g} s. Start anew.") from error
+    finally:
+        future.cancel()

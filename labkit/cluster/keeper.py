@@ -8,6 +8,7 @@ itself, the kernel sends its children SIGKILL (`PR_SET_PDEATHSIG`).
 Commands and events are lines of JSON on a socket pair inherited from the owner. The process has one thread: it forks.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -42,15 +43,19 @@ class Keeper:
         self._seats: dict[int, socket.socket] = {}
         self._listening: list[socket.socket] = []
         self.folder = tempfile.mkdtemp(prefix="labkit-")
+        self._imports: list[str] = []
+        self._preload_id = 0
         self._log_own_errors()
 
     def serve(self) -> None:
         """Obey until the owner says stop or is gone."""
         self._send({"ready": self.folder, "pid": os.getpid()})
         while self._owner_lives():
-            for key, _ in self._selector.select(TICK_S):
+            for key, _ in self._selector.select(0 if self._imports else TICK_S):
                 if key.fileobj is self._link and not self._read():
                     return
+            if self._imports:
+                self._import_next()
             self._reap()
 
     def close(self) -> None:
@@ -101,15 +106,29 @@ class Keeper:
         except Exception as error:
             traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {error}"}
-        self._send({"re": command["id"], **reply})
+        if reply is not None:
+            self._send({"re": command["id"], **reply})
 
-    def _do_preload(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Import what every rank needs, once, before any fork."""
+    def _do_preload(self, command: dict[str, Any]) -> None:
+        """Begin to import what every rank needs, once, before any fork; answered when all is imported."""
         os.environ.update(command["env"])
         sys.path[:] = command["path"]
-        for name in command["modules"]:
-            importlib.import_module(name)
-        return {"num_threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1}
+        self._imports, self._preload_id = list(command["modules"]), command["id"]
+
+    def _import_next(self) -> None:
+        """Import one module; programs can be started in between."""
+        gc.disable()  # imports make few cycles and many objects: looking at them again and again takes a fifth of the time
+        try:
+            importlib.import_module(self._imports.pop(0))
+            reply = {"num_threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1}
+        except Exception as error:
+            traceback.print_exc()
+            self._imports.clear()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        if not self._imports:
+            gc.freeze()  # forked processes leave these pages shared
+            gc.enable()
+            self._send({"re": self._preload_id, **reply})
 
     def _do_program(self, command: dict[str, Any]) -> dict[str, Any]:
         """Start a program of its own (the controller, or a rank where forking cannot be used)."""
@@ -132,6 +151,8 @@ class Keeper:
 
     def _do_fork(self, command: dict[str, Any]) -> dict[str, Any]:
         """Fork a process that already has everything imported; one without a seat waits for `assign`."""
+        while self._imports:
+            self._import_next()
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         pid = os.fork()

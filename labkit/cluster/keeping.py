@@ -21,15 +21,11 @@ OnExit = Callable[[int, int], None]
 
 
 class Keeping:
-    """A running keeper.
+    """A keeper that was just launched; orders may be sent at once, `listen` hears what comes of them."""
 
-    Args:
-        on_exit: called on the listener's thread with (pid, exit code; negative for a signal) of each ended process.
-        on_gone: called once on the listener's thread when the keeper itself is gone.
-    """
-
-    def __init__(self, on_exit: OnExit, on_gone: Callable[[], None]) -> None:
-        self._on_exit, self._on_gone = on_exit, on_gone
+    def __init__(self) -> None:
+        self._on_exit: OnExit = lambda pid, code: None
+        self._on_gone: Callable[[], None] = lambda: None
         self._ids = itertools.count(1)
         self._answers: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition()
@@ -49,8 +45,21 @@ class Keeping:
                 env=_environment(),
             )
         self._thread = threading.Thread(target=self._listen, name="labkit-keeper", daemon=True)
+
+    def listen(self, on_exit: OnExit, on_gone: Callable[[], None]) -> None:
+        """Start to hear the keeper, and wait until it is there.
+
+        Args:
+            on_exit: called on the listener's thread with (pid, exit code; negative for a signal) of each ended process.
+            on_gone: called once on the listener's thread when the keeper itself is gone.
+        """
+        self._on_exit, self._on_gone = on_exit, on_gone
         self._thread.start()
-        self._wait_until_ready()
+        with self._changed:
+            self._changed.wait_for(lambda: self.folder or self._gone, READY_TIMEOUT_S)
+        if not self.folder:
+            code = self._process.poll()
+            raise ClusterError(f"The keeper process did not start (exit code {code}): is {sys.executable} able to run?")
 
     def command(self, do: str, timeout_s: float = COMMAND_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """Send one command and wait for its answer.
@@ -87,7 +96,9 @@ class Keeping:
     def stop(self) -> None:
         """End every process of the cluster and the keeper itself; safe to call twice."""
         with contextlib.suppress(ClusterError):
-            self.command("stop", STOP_TIMEOUT_S)
+            number = self.order("stop")
+            if self._thread.is_alive():
+                self.answer(number, "stop", STOP_TIMEOUT_S)
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         try:
@@ -95,17 +106,9 @@ class Keeping:
         except subprocess.TimeoutExpired:
             self._process.kill()  # its children die with it
             self._process.wait(STOP_TIMEOUT_S)
-        if threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(STOP_TIMEOUT_S)
         self._link.close()
-
-    def _wait_until_ready(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.folder or self._gone, READY_TIMEOUT_S)
-        if not self.folder:
-            code = self._process.poll()
-            self.stop()
-            raise ClusterError(f"The keeper process did not start (exit code {code}): is {sys.executable} able to run?")
 
     def _listen(self) -> None:
         try:
@@ -129,6 +132,11 @@ class Keeping:
             else:
                 self._answers[message["re"]] = message
             self._changed.notify_all()
+
+
+def python_seat() -> dict[str, Any]:
+    """What a rank shares with the notebook: working folder and import path."""
+    return {"cwd": os.getcwd(), "path": [os.getcwd(), *(part for part in sys.path if part)]}
 
 
 def _gone_text(do: str) -> str:
