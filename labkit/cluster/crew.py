@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.cluster.call import Call
 from labkit.cluster.devices import Devices
+from labkit.cluster.ending import SEAT_VARIABLE
 from labkit.cluster.engines import Engines
 from labkit.cluster.hub import Hub
 from labkit.cluster.keeping import Keeping, python_seat
@@ -105,11 +106,13 @@ class Crew:
         self._await([rank], time.monotonic() + self.timeout_s)
 
     def _seat(self, rank: int, spare_pid: int | None = None) -> None:
+        one = uuid.uuid4().hex
         seat = {
             **python_seat(),
             "rank": rank,
-            "uuid": uuid.uuid4().hex,
+            "uuid": one,
             "env": {
+                SEAT_VARIABLE: one,
                 "LABKIT_RANK": str(rank),
                 "LABKIT_BACKEND": self.devices.backend,
                 "CUDA_VISIBLE_DEVICES": self.devices.visible[rank],
@@ -121,7 +124,7 @@ class Crew:
             "num_threads": self.num_threads,
         }
         pid = self.engines.start(seat, self.timeout_s, start_method=self.start_method, spare_pid=spare_pid)
-        member = Member(rank=rank, pid=pid, uuid=seat["uuid"])
+        member = Member(rank=rank, pid=pid, uuid=one)
         with self.lock:
             self.members[rank] = member
             if pid in self._exits:  # it ended before it had a name here

@@ -31,12 +31,12 @@ def run(seat: dict[str, Any]) -> None:
         seat: rank, uuid, env, cwd, path, key, hub_host, hub_port, num_threads and the engine's `argv` and `connection`.
     """
     os.environ.update(seat["env"])
-    os.environ["IPP_CONNECTION_INFO"] = seat["connection"]
     os.chdir(seat["cwd"])
     sys.path[:] = seat["path"]
     random.seed()  # forked processes would all draw the same numbers
     importlib.import_module("labkit.rank.worker").begin(seat)
-    IPEngine.launch_instance(argv=seat["argv"])
+    # Not through the environment, which the rank's own subprocesses inherit.
+    IPEngine.launch_instance(argv=seat["argv"], connection_info_env=seat["connection"])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ CONTROLLER_ARGS = [
 POLL_S = 0.01
 ANSWER_TIMEOUT_S = 60.0
 GRACE_S = 1.0
+# The notebook waits as long as it likes; an engine must not give up first.
+REGISTRATION_TIMEOUT_S = 600
 # ipyparallel's client keeps the number of every message it ever sent.
 MAX_HISTORY = 10_000
 
@@ -103,13 +105,14 @@ class Engines:
         with self._lock:
             if len(client.history) > MAX_HISTORY:
                 client.history.clear()
-            return client.send_apply_request(client._mux_socket, self._execute, args, ident=ident)
+            return client.send_apply_request(client._mux_stream, self._execute, args, ident=ident)
 
     def unregister(self, rank: int, timeout_s: float = 10.0) -> None:
         """Tell the controller that an engine is gone, so that its id is free for the rank's next process."""
         client = self._client()
-        with self._lock:
-            client.session.send(client._query_socket, "unregistration_request", content={"id": rank})
+        # Through the stream, on its own thread: a raw send would take the stream's signal that a message came.
+        send = client.session.send
+        client._io_loop.add_callback(send, client._query_stream, "unregistration_request", content={"id": rank})
         deadline = time.monotonic() + timeout_s
         while rank in client.ids:
             if time.monotonic() > deadline:
@@ -141,6 +144,7 @@ class Engines:
             "--cluster-id=labkit",
             "--log-level=40",
             f"--IPEngine.id={rank}",
+            f"--IPEngine.timeout={REGISTRATION_TIMEOUT_S}",
             "--IPEngine.enable_nanny=False",
             "--IPEngine.max_heartbeat_misses=0",
             "--IPEngine.out_stream_factory=labkit.rank.output.RankStream",

@@ -13,8 +13,9 @@ from labkit.errors import ClusterError, LabError, RankTimeout, ranks_text
 # A rank that waited this long, while another one of its call failed, waits for the failed one.
 WAITED_S = 1.0
 FRESH_BEAT_S = 1.5
-# An agent that is silent this long shares its process with a thread that holds the GIL (or the process is stopped).
-SILENT_S = 1.5
+# An agent that is silent this long shares its process with a thread that holds the GIL (or the process is stopped),
+# unless the machine has so much to do that the agent gets no core.
+SILENT_S = 1.2
 GIVE_UP_S = 10.0
 INTERRUPT_TIMEOUT_S = 10.0
 REBUILD_TIMEOUT_S = 60.0
@@ -136,15 +137,18 @@ class Freeing:
             answered |= {rank for rank in left if rank not in answered and hub.answer(looks.get(rank, 0), 0.0)}
             if waited_s > timeout_s:
                 return left
-            if waited_s > SILENT_S and all(rank not in answered and self._hopeless(rank) for rank in left):
+            if waited_s > SILENT_S * probe.crowding() and all(
+                rank not in answered and self._hopeless(rank) for rank in left
+            ):
                 return left
             time.sleep(POLL_S)
         return []
 
     def _hopeless(self, rank: int) -> bool:
-        """Silent because its process is stopped, or because a thread of it holds the GIL."""
+        """Silent because its process is stopped, or because a thread of it holds the GIL so that the agent waits."""
         member = self._crew.members[rank]
-        return member.paused or probe.state(member.pid) in ("T", "R")
+        agent = self._crew.hub.hello(rank).get("thread", 0)
+        return member.paused or probe.state(member.pid) == "T" or not probe.wants_core(member.pid, agent)
 
     def _send_free(self, ranks: list[int], upto: int) -> dict[int, int]:
         for call in self._crew.under_way():
@@ -172,6 +176,8 @@ class Freeing:
     def _stuck(self, ranks: list[int], action: str = "interrupt") -> RankTimeout:
         """Name each rank that does not come free, and what it does, seen from outside if need be."""
         answers = self._crew.hub.ask(ranks, "look", 0.3)
+        silent = [rank for rank in ranks if rank not in answers and not self._crew.members[rank].paused]
+        doing = probe.describe({rank: self._crew.members[rank].pid for rank in silent})
         parts = []
         for rank in ranks:
             member = self._crew.members[rank]
@@ -181,8 +187,8 @@ class Freeing:
                 stack = answers[rank]["stack"]
                 parts.append(f"rank {rank} does not end what it does in {stack[-1] if stack else 'its main thread'}")
             else:
-                doing = probe.describe(member.pid)
-                parts.append(f"rank {rank} holds the GIL or is stopped, so its agent cannot answer ({doing})")
+                what = "is stopped" if probe.state(member.pid) == "T" else "holds the GIL"
+                parts.append(f"rank {rank} {what}, so its agent cannot answer ({doing[rank]})")
         fix = "ranks.interrupt(force=True) restarts only such ranks."
         return RankTimeout(f"{'; '.join(parts)}. {fix}", missing=ranks, action=action)
 

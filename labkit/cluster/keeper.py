@@ -41,7 +41,8 @@ class Keeper:
         self._children: dict[int, str] = {}
         self._watched: dict[int, int] = {}
         self._seats: dict[int, socket.socket] = {}
-        self._listening: list[socket.socket] = []
+        self._uuids: dict[int, str] = {}
+        self._mapped: set[str] = set()
         self.folder = tempfile.mkdtemp(prefix="labkit-")
         self._imports: list[str] = []
         self._preload_id = 0
@@ -61,6 +62,7 @@ class Keeper:
     def close(self) -> None:
         """End every descendant and remove what was made on disk."""
         ending.end_descendants(list(self._children))
+        ending.remove_files(self._mapped)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _owner_lives(self) -> bool:
@@ -117,7 +119,7 @@ class Keeper:
 
     def _import_next(self) -> None:
         """Import one module; programs can be started in between."""
-        gc.disable()  # imports make few cycles and many objects: looking at them again and again takes a fifth of the time
+        gc.disable()  # it would look at all these objects again and again, for a fifth of the time
         try:
             importlib.import_module(self._imports.pop(0))
             reply = {"num_threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1}
@@ -147,7 +149,7 @@ class Keeper:
             process.stdin.write(command["stdin"].encode())
             process.stdin.close()
         process.returncode = 0  # reaped here, not by Popen's own garbage collection
-        return self._started(process.pid, command["name"])
+        return self._started(process.pid, command["name"], command.get("uuid", ""))
 
     def _do_fork(self, command: dict[str, Any]) -> dict[str, Any]:
         """Fork a process that already has everything imported; one without a seat waits for `assign`."""
@@ -165,12 +167,13 @@ class Keeper:
             self._seats[pid] = ours
         else:
             ours.close()
-        return self._started(pid, command["name"])
+        return self._started(pid, command["name"], (command.get("seat") or {}).get("uuid", ""))
 
     def _do_assign(self, command: dict[str, Any]) -> dict[str, Any]:
         with self._seats.pop(command["pid"]) as ours:
             ours.sendall(json.dumps(command["seat"]).encode() + b"\n")
         self._children[command["pid"]] = command["name"]
+        self._uuids[command["pid"]] = command["seat"]["uuid"]
         return {"pid": command["pid"]}
 
     def _do_store(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -188,11 +191,13 @@ class Keeper:
         pid = command["pid"]
         if pid not in self._children:
             return {"sent": False}
+        if command["signal"] == signal.SIGKILL:
+            self._mapped |= ending.nccl_files(pid)
         os.kill(pid, command["signal"])
         return {"sent": True}
 
-    def _started(self, pid: int, name: str) -> dict[str, Any]:
-        self._children[pid] = name
+    def _started(self, pid: int, name: str, uuid: str) -> dict[str, Any]:
+        self._children[pid], self._uuids[pid] = name, uuid
         fd = self._watch(pid)
         if fd is not None:
             self._watched[pid] = fd
@@ -202,7 +207,7 @@ class Keeper:
         for pid, status in ending.reap():
             self._forget(pid)
             if name := self._children.pop(pid, None):
-                ending.end_session(pid)
+                ending.end_session(pid, self._uuids.pop(pid, ""))
                 self._send({"exited": pid, "name": name, "status": os.waitstatus_to_exitcode(status)})
 
     def _forget(self, pid: int) -> None:

@@ -7,7 +7,6 @@ set holds one engine, the rank of its seat: so one rank can be stopped and start
 import json
 import os
 import signal
-from typing import Any
 
 from ipyparallel.cluster.launcher import BaseLauncher, ControllerLauncher, EngineLauncher
 from traitlets import Any as AnyTrait
@@ -80,7 +79,11 @@ class RankLauncher(_Kept, EngineLauncher):
         elif self.start_method == "fork":
             reply = keeping.command("fork", target="labkit.cluster.engine:run", seat=seat, name=name)
         else:
-            line = json.dumps(seat) + "\n"
-            reply = keeping.command("program", name=name, argv=self.args, env={**os.environ, **self.get_env()}, stdin=line)
+            # The key travels on stdin alone: a command line or an environment can be read by others.
+            env = {name: value for name, value in self.get_env().items() if name != "IPP_CONNECTION_INFO"}
+            stdin = json.dumps(seat) + "\n"
+            reply = keeping.command(
+                "program", name=name, argv=self.args, env={**os.environ, **env}, stdin=stdin, uuid=seat["uuid"]
+            )
         self.pid = reply["pid"]
         self.notify_start({"pid": self.pid})

@@ -23,8 +23,8 @@ MAX_QUEUED = 20_000
 class Agent:
     """Owns the channel; everything that leaves the rank beside results goes through `queue`."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, hello: dict[str, Any]) -> None:
+        self._channel, self._hello = channel, hello
         self._queue: deque[dict[str, Any]] = deque(maxlen=MAX_QUEUED)
         self._num_dropped = 0
         self._wake_read, self._wake_write = os.pipe()
@@ -47,6 +47,7 @@ class Agent:
         """The agent's loop; ends when the notebook's end of the channel is gone (the keeper then ends the process)."""
         next_beat_s = 0.0
         try:
+            self._channel.send({"hello": {**self._hello, "thread": threading.get_native_id()}})
             while True:
                 tick_s = FREE_TICK_S if calls.must_free() else BEAT_S
                 ready, _, _ = select.select([self._channel, self._wake_read], [], [], tick_s)
@@ -99,9 +100,7 @@ def _free() -> None:
 
 def start(host: str, port: int, key: bytes, hello: dict[str, Any]) -> Agent:
     """Connect to the notebook's hub, say who this is, and serve from a daemon thread."""
-    channel = connect(host, port, key)
-    channel.send({"hello": {**hello, "pid": os.getpid(), "host": os.uname().nodename}})
-    agent = Agent(channel)
+    agent = Agent(connect(host, port, key), {**hello, "pid": os.getpid(), "host": os.uname().nodename})
     report.install(agent.queue)
     threading.Thread(target=agent.serve, name="labkit-agent", daemon=True).start()
     return agent
