@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import (
 
 
 def shard(model, mesh):
-    """Split attention by heads, the feed-forward by hidden units, embedding and head by vocabulary; norms stay whole."""
+    """Split attention by heads, feed-forward by hidden units, embedding and head by vocabulary; norms are whole."""
     whole = Replicate()
     plan = {
         "embedding": RowwiseParallel(input_layouts=whole),
