@@ -14,6 +14,9 @@ LabError
 Messages read: fact with both numbers, the rule, the computed fix.
 """
 
+import os
+import re
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,13 +31,32 @@ __all__ = [
     "RankLost",
     "RankTimeout",
     "ranks_text",
+    "text_of",
 ]
 
 MAX_TRACEBACKS = 4
+# Where an error shows how it came about in the notebook, so many of the notebook's own lines are enough.
+MAX_OWN_LINES = 3
+MAX_MESSAGE_CHARS = 2_000
+MAX_TRACEBACK_CHARS = 8_000
+
+_CELL = re.compile(r"(ipykernel_\d+[/\\]\d+\.py|<ipython-input-[^>]*>)$")
 
 
 class LabError(Exception):
     """Every error that the lab raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the lines of the notebook that led here, then the message, not the lab's insides.
+
+        IPython looks for this method.
+        """
+        lines = [f"{type(self).__name__}: {self}"]
+        own = [frame for frame in traceback.extract_tb(self.__traceback__) if not _is_inside(frame.filename)]
+        for frame in reversed(own[-MAX_OWN_LINES:]):
+            place = "cell" if _CELL.search(frame.filename) else frame.filename
+            lines.insert(0, f"{place}, line {frame.lineno}: {frame.line}")
+        return lines
 
 
 class PlanError(LabError, ValueError):
@@ -71,6 +93,10 @@ class Failure:
     where: str = ""
     interrupted: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", _cut(self.message, MAX_MESSAGE_CHARS))
+        object.__setattr__(self, "traceback", _cut(self.traceback, MAX_TRACEBACK_CHARS))
+
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
 
@@ -100,7 +126,8 @@ class RankError(LabError, RuntimeError):
             if trace := self.failures[ranks[0]].traceback:
                 lines.append(trace.rstrip())
         if len(groups) > MAX_TRACEBACKS:
-            lines.append(f"... and {len(groups) - MAX_TRACEBACKS} other errors")
+            left = [rank for ranks in list(groups.values())[MAX_TRACEBACKS:] for rank in ranks]
+            lines.append(f"... and {len(groups) - MAX_TRACEBACKS} other errors on {ranks_text(left)}: see .failures.")
         if self.freed:
             lines.append(f"{ranks_text(self.freed)} waited for the failed ranks and were freed.")
         return "\n".join(lines)
@@ -154,3 +181,28 @@ def ranks_text(ranks: Iterable[int]) -> str:
     if len(names) == 1:
         return f"rank {names[0]}"
     return f"ranks {', '.join(names[:-1])} and {names[-1]}" if names else "no rank"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception, also of one whose text cannot be made."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its text cannot be made: {type(broken).__name__})"
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
+
+
+def _is_inside(filename: str) -> bool:
+    """Whether a frame is the lab's, or of the libraries between it and the notebook."""
+    if _CELL.search(filename):
+        return False
+    return filename.startswith((_HERE, "<frozen ")) or "site-packages" in filename
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

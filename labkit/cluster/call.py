@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from labkit.cluster.checks import check_timeout
 from labkit.cluster.display import Display
-from labkit.errors import Failure, RankError, RankLost, RankTimeout, ranks_text
+from labkit.cluster.frames import readable
+from labkit.errors import Failure, RankError, RankLost, RankTimeout, ranks_text, text_of
 from labkit.wire import Outcome, load_outcome
 from labkit.wire.parcel import load_value
 
@@ -41,6 +43,7 @@ class Call:
         self.freed_s: float | None = None
         # From here on, what ranks raise is a consequence of being freed, not a cause.
         self.ending = False
+        self._given_up: Exception | None = None
         # `tend` is called again and again while somebody waits: it frees ranks that wait for a failed one.
         # `ended` is called when the last rank answered or died.
         self._tend, self._ended = tend, ended
@@ -51,7 +54,7 @@ class Call:
         self._futures: dict[int, Future[Any]] = {}
         self._display = Display()
         self._answer: tuple[list[Any], Exception | None] | None = None
-        self._answer_lock = threading.Lock()
+        self._end_lock = threading.Lock()
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{ranks_text(self.pending())} running"
@@ -65,25 +68,30 @@ class Call:
     def pending(self) -> list[int]:
         """Ranks that neither answered nor died."""
         with self._changed:
+            if self._given_up is not None:
+                return []
             return [rank for rank in self.ranks if rank not in self._outcomes and rank not in self._lost]
 
     def failed(self) -> bool:
         """Whether some rank raised or died."""
         with self._changed:
-            return bool(self._lost) or any(one.failure is not None for one in self._outcomes.values())
+            return bool(self._lost or self._given_up) or any(one.failure is not None for one in self._outcomes.values())
 
     def wait(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
         """Wait until every rank answered or died, showing what the ranks print; False when the time is over."""
-        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        deadline = float("inf") if timeout_s is None else time.monotonic() + check_timeout(timeout_s)
         while not self.done:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
             with self._changed:
                 self._changed.wait_for(lambda: not self._pending_now(), min(POLL_S, left_s))
-            self._display.show()
             if not self.done:
+                self._display.show()
                 self._tend(self)
+        with self._end_lock:
+            self._await_output()
+            self._display.finish()
         return True
 
     def result(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[Any]:
@@ -102,11 +110,12 @@ class Call:
                 missing=missing,
                 action=self.name,
             )
-        with self._answer_lock:
+        with self._end_lock:
             if self._answer is None:
-                self._await_output()
                 self._answer = self._gather()
-        self._display.show()
+                # Values may be large: what they came in is not kept beside them.
+                self._futures.clear()
+                self._outcomes = {rank: replace(one, value=None) for rank, one in self._outcomes.items()}
         values, error = self._answer
         if error is not None:
             raise error
@@ -132,15 +141,24 @@ class Call:
         text = "it waited for the failed ranks and could not be freed: ranks.interrupt(force=True) restarts it"
         self._enter(rank, Outcome(failure=Failure(type="NotFreed", message=text, interrupted=True)))
 
+    def give_up(self, error: Exception) -> None:
+        """The cluster itself broke: no answer can come any more."""
+        with self._changed:
+            if not self._pending_now():
+                return
+            self._given_up = error
+            self._changed.notify_all()
+        self._note_end()
+
     def symmetric(self) -> bool:
         """Whether every rank failed by itself, in the same way, at the same line: groups are still in step."""
         failures = [one.failure for one in self._outcomes.values()]
-        if self._lost or any(one is None or one.interrupted for one in failures):
+        if self._lost or self._given_up or any(one is None or one.interrupted for one in failures):
             return False
         return len({(one.type, one.where) for one in failures if one is not None}) == 1
 
     def _pending_now(self) -> bool:
-        return len(self._outcomes) + len(self._lost) < len(self.ranks)
+        return self._given_up is None and len(self._outcomes) + len(self._lost) < len(self.ranks)
 
     def _arrived(self, rank: int, future: "Future[Any]") -> None:
         """On the client's thread."""
@@ -149,7 +167,7 @@ class Call:
         except BaseException as error:
             if type(error).__name__ in ("EngineError", "CancelledError"):
                 return  # the process is gone: the keeper tells how it ended
-            outcome = Outcome(failure=Failure(type=type(error).__name__, message=str(error)))
+            outcome = Outcome(failure=Failure(type=type(error).__name__, message=text_of(error)))
         self._last_answered[rank] = max(self._last_answered.get(rank, 0), self.number)
         self._enter(rank, outcome)
 
@@ -171,12 +189,14 @@ class Call:
         """What a rank printed travels beside its answer, and may come later."""
         deadline = time.monotonic() + OUTPUT_TIMEOUT_S
         for rank, outcome in self._outcomes.items():
-            if outcome.printed:
-                output = self._futures[rank].output
+            output = self._futures[rank].output if rank in self._futures else None
+            if outcome.printed and output is not None:
                 while not output.done() and time.monotonic() < deadline:
                     time.sleep(0.002)
 
     def _gather(self) -> tuple[list[Any], Exception | None]:
+        if self._given_up is not None:
+            return [], self._given_up
         if self._lost:
             return [], self._lost_error()
         failures = {rank: one.failure for rank, one in self._outcomes.items() if one.failure is not None}
@@ -188,13 +208,13 @@ class Call:
                 failures[rank] = failure
         if not failures:
             return values, None
-        causes = {rank: one for rank, one in failures.items() if not one.interrupted} or failures
+        causes = {rank: readable(one) for rank, one in failures.items() if not one.interrupted} or failures
         freed = [rank for rank in sorted(failures) if rank not in causes]
         return [], RankError(causes, freed=freed, action=self.name)
 
     def _lost_error(self) -> RankLost:
         lost = sorted(self._lost)
-        first = lost[0]
+        first = next(iter(self._lost))  # the others may have died of it
         how = {rank: self._lost[rank] for rank in lost}
         parts = [f"[{ranks_text([rank])}] process {_ended(how[rank])} during {self.name}." for rank in lost]
         fix = f"Bring it back with ranks.restart({first})." if len(lost) == 1 else "Bring them back with ranks.restart."

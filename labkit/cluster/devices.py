@@ -35,7 +35,8 @@ def choose(num_ranks: int, backend: str | None) -> Devices:
     """
     gpus, cuda = _gpus(), _torch_cuda()
     if backend != "gloo" and cuda and len(gpus) >= num_ranks:
-        return Devices(backend="nccl", reason=f"{len(gpus)} GPUs for {num_ranks} ranks", visible=tuple(gpus[:num_ranks]))
+        reason = f"{len(gpus)} GPUs for {num_ranks} ranks"
+        return Devices(backend="nccl", reason=reason, visible=tuple(gpus[:num_ranks]))
     if not cuda:
         lack = f"torch is built without CUDA ({len(gpus)} GPUs seen)"
     else:
@@ -49,14 +50,34 @@ def choose(num_ranks: int, backend: str | None) -> Devices:
 
 def _gpus() -> list[str]:
     """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` would name them."""
+    there = _listed()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [part.strip() for part in visible.split(",") if part.strip() and not part.strip().startswith("-")]
+    if visible is None:
+        return [str(number) for number in range(len(there))]
+    # As CUDA reads it: what comes after an entry that names no GPU, or names one again, is not seen.
+    gpus: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry in gpus or not _names_one(entry, there):
+            break
+        gpus.append(entry)
+    return gpus
+
+
+def _names_one(entry: str, there: list[str]) -> bool:
+    if entry.isdecimal():
+        return int(entry) < len(there)
+    return entry.startswith(("GPU-", "MIG-")) and any(entry in line for line in there)
+
+
+def _listed() -> list[str]:
+    """One text per GPU of this machine: the driver's lines about it, with the identifiers of its MIG parts."""
+    command = ["nvidia-smi", "-L"]
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+        known = Path("/proc/driver/nvidia/gpus")  # a container without the driver's tools
+        return [(one / "information").read_text() for one in sorted(known.iterdir())] if known.is_dir() else []
+    return [f"GPU {part}" for part in re.split(r"^GPU ", listed, flags=re.MULTILINE)[1:]]
 
 
 def _torch_cuda() -> str:

@@ -1,4 +1,4 @@
-"""The one function that engines are asked to run: it leads into `labkit.rank`, which the notebook's side never imports."""
+"""The one function that engines are asked to run: it leads into `labkit.rank`, never imported by the notebook."""
 
 from labkit.wire.parcel import resolve
 

@@ -1,25 +1,28 @@
 """`Ranks`: what the notebook holds."""
 
+import contextlib
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from labkit.cluster import magics, status
 from labkit.cluster.call import DEFAULT_TIMEOUT_S, Call
-from labkit.cluster.checks import check_rank, check_ranks, check_timeout
+from labkit.cluster.checks import check_rank, check_ranks, check_timeout, shown
 from labkit.cluster.crew import Crew
 from labkit.cluster.freeing import INTERRUPT_TIMEOUT_S, Freeing
 from labkit.errors import ClusterError, PlanError
+from labkit.wire.parcel import check_dotted
 
 
 class Backend(str):
-    """"nccl" or "gloo", with the reason for it."""
+    """The name "nccl" or "gloo", with the reason for it."""
 
     reason: str
 
     def __new__(cls, name: str, reason: str) -> "Backend":
+        """A name that carries its reason."""
         self = super().__new__(cls, name)
         self.reason = reason
         return self
@@ -107,15 +110,12 @@ class Ranks:
             RankLost: a rank's process died.
             RankTimeout: not all ranks answered in time; they go on running.
         """
-        timeout_s = check_timeout(timeout_s)
-        name = fn.partition(":")[2] or fn if isinstance(fn, str) else getattr(fn, "__qualname__", type(fn).__name__)
-        if not callable(fn) and not (isinstance(fn, str) and ":" in fn):
-            raise PlanError(f"{fn!r} is a {type(fn).__name__}, not a function: give ranks.run the function itself.")
-        return self._run(name, fn, args, kwargs, ranks, timeout_s, block)
+        call = self._submit(_name(fn), fn, args, kwargs, ranks, timeout_s)
+        return self._finish(call, timeout_s) if block else call
 
     def run_cell(self, code: str, *, ranks: Iterable[int] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Run the text of a cell in the namespace of every rank (or of `ranks`), as `%%px` does."""
-        self._run("%%px", "labkit.rank.calls:run_cell", (code,), {}, ranks, check_timeout(timeout_s), True)
+        self._finish(self._submit_cell(code, ranks, timeout_s), timeout_s)
 
     def interrupt(self, *, force: bool = False, timeout_s: float = INTERRUPT_TIMEOUT_S) -> tuple[int, ...]:
         """End what runs on the ranks (a collective, a sleep, a lock, Python) and build new process groups.
@@ -184,7 +184,7 @@ class Ranks:
             self._crew.hub.send(rank, what)
 
     def clock_offsets(self) -> dict[int, float]:
-        """Seconds to add to each rank's monotonic clock to get this process's; ranks that do not answer are left out."""
+        """Seconds to add to each rank's monotonic clock to get this process's, for the ranks that answer."""
         offsets = {rank: self._crew.hub.clock_offset(rank) for rank in self._crew.alive()}
         return {rank: offset for rank, offset in offsets.items() if offset is not None}
 
@@ -193,7 +193,12 @@ class Ranks:
         magics.deactivate(self)
         self._end()
 
-    def _run(
+    def _submit_cell(self, code: str, ranks: Iterable[int] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Call:
+        if not isinstance(code, str):
+            raise PlanError(f"{shown(code)} is of type {type(code).__name__}: the text of a cell is needed.")
+        return self._submit("%%px", "labkit.rank.calls:run_cell", (code,), {}, ranks, timeout_s)
+
+    def _submit(
         self,
         name: str,
         fn: Callable[..., Any] | str,
@@ -201,18 +206,33 @@ class Ranks:
         kwargs: dict[str, Any],
         ranks: Iterable[int] | None,
         timeout_s: float,
-        block: bool,
-    ) -> Any:
-        crew = self._crew
+    ) -> Call:
+        """Check everything, build groups if they are not good, and send."""
+        check_timeout(timeout_s)
         targets = check_ranks(ranks, self.world_size)
-        try:
-            crew.check()
+        crew = self._crew
+        crew.check()
+        with self._ends_when_interrupted():
             if crew.stale and len(crew.alive()) == self.world_size:
                 self._freeing.rebuild()
-            call = crew.submit(name, fn, args, kwargs, targets)
-            return call.result(timeout_s) if block else call
+            return crew.submit(name, fn, args, kwargs, targets)
+
+    def _finish(self, call: Call, timeout_s: float) -> list[Any]:
+        try:
+            with self._ends_when_interrupted():
+                return call.result(timeout_s)
+        finally:
+            # What the call brought may be large, and belongs to the caller now.
+            with self._crew.lock:
+                if call.done:
+                    self._crew.calls.discard(call)
+
+    @contextlib.contextmanager
+    def _ends_when_interrupted(self) -> Iterator[None]:
+        """Ctrl-C in the notebook ends what it waits for."""
+        try:
+            yield
         except KeyboardInterrupt:
-            # Ctrl-C in the notebook ends what it waits for.
             self._freeing.quietly()
             raise
 
@@ -222,6 +242,17 @@ class Ranks:
         crew.stale = True
         crew.end(rank)
         crew.renew(rank)
+
+
+def _name(fn: Any) -> str:
+    """How a call is named; refuses what is no function."""
+    if isinstance(fn, str):
+        check_dotted(fn)
+        return fn.partition(":")[2]
+    if not callable(fn):
+        kind = type(fn).__name__
+        raise PlanError(f"{shown(fn)} is of type {kind}, not a function: give ranks.run the function itself.")
+    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _step_keeper(steps: dict[int, int]) -> Callable[[int, dict[str, Any]], None]:

@@ -1,5 +1,6 @@
 """What `ranks.status()` shows: one line per rank."""
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,7 +54,15 @@ class Status(tuple[RankStatus, ...]):
     def __repr__(self) -> str:
         rows = list(self.rows())
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        """The same table in a notebook."""
+        head, *body = [[html.escape(cell) for cell in row] for row in self.rows()]
+        lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in body]
+        top = "".join(f"<th>{cell}</th>" for cell in head)
+        return f"<table><thead><tr>{top}</tr></thead><tbody><tr>{'</tr><tr>'.join(lines)}</tr></tbody></table>"
 
 
 def take(crew: Crew, steps: dict[int, int]) -> Status:
@@ -72,7 +81,7 @@ def _one(crew: Crew, rank: int, step: int | None) -> RankStatus:
     elif age_s > SILENT_AFTER_S:
         state, doing = "silent", beat.get("name", "")
     elif busy:
-        state, doing = ("waiting" if beat["waiting_s"] > SILENT_AFTER_S else "running"), beat["name"]
+        state, doing = ("waiting" if beat.get("waiting_s", 0.0) > SILENT_AFTER_S else "running"), beat.get("name", "")
     else:
         state, doing = "idle", ""
     visible = crew.devices.visible[rank]

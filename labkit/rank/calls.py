@@ -16,10 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
-from IPython.core.getipython import get_ipython
 
-from labkit.errors import Failure
-from labkit.rank import output
+from labkit.errors import Failure, text_of
+from labkit.rank import cells, output
 from labkit.wire.parcel import Outcome, open_call
 
 SIGNAL = signal.SIGRTMIN + 9
@@ -83,7 +82,7 @@ def execute(number: int, name: str, packed: bytes) -> bytes:
 def run_cell(code: str) -> None:
     """Run the text of a notebook cell in this rank's namespace, as `%%px` does; a call like any other."""
     global _inside, _displays
-    shell = get_ipython()
+    shell = cells.shell()
     _inside, _displays = "run_code", True
     try:
         result = shell.run_cell(code, store_history=True)
@@ -104,7 +103,7 @@ def _execute(number: int, name: str, packed: bytes) -> Outcome:
         return _interrupted(name)
     _begin(number, name)
     try:
-        shell = get_ipython()
+        shell = cells.shell()
         fn, args, kwargs = open_call(packed, shell.user_ns if shell is not None else {})
         with _own_loop():
             value = fn(*args, **kwargs)
@@ -177,18 +176,22 @@ def _failure(error: BaseException, *, interrupted: bool) -> Failure:
     if isinstance(error, _CellError):
         error = error.args[0]
     frames = _own_frames(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    try:
-        message = str(error)
-    except Exception as broken:
-        message = f"(its text cannot be made: {broken!r})"
     text = "".join(traceback.format_list(frames[-MAX_FRAMES:]))
-    return Failure(
-        type=type(error).__name__, message=message, traceback=text, where=where, interrupted=interrupted
-    )
+    theirs = [one for one in frames if "site-packages" not in one.filename] or frames
+    where = f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
+    if isinstance(error, SyntaxError) and not frames:  # of the cell itself
+        text = "".join(traceback.format_exception_only(error)[:-1])
+        where = f"{error.filename}:{error.lineno}"
+    if (cause := error.__cause__) is not None:
+        text += f"  caused by {type(cause).__name__}: {text_of(cause)}\n"
+    if interrupted and isinstance(error, KeyboardInterrupt) and not error.args:
+        error = KeyboardInterrupt(f"{_name} was interrupted")
+    message = "\n".join([text_of(error), *map(str, getattr(error, "__notes__", []))])
+    return Failure(type=type(error).__name__, message=message, traceback=text, where=where, interrupted=interrupted)
 
 
 def _own_frames(trace: types.TracebackType | None) -> list[traceback.FrameSummary]:
     """The frames below ours: the caller's code and what it called."""
-    hidden = ("/labkit/rank/calls.py", "/IPython/core/interactiveshell.py")
-    return [frame for frame in traceback.extract_tb(trace) if not frame.filename.endswith(hidden)]
+    ours = ("/labkit/rank/calls.py", "/labkit/rank/cells.py", "/labkit/wire/parcel.py")
+    frames = [one for one in traceback.extract_tb(trace) if not one.filename.endswith(ours)]
+    return [one for one in frames if "/IPython/core/" not in one.filename and not one.filename.startswith("<frozen ")]
