@@ -96,4 +96,6 @@ def _build(plan: Plan, world_size: int, is_tied: bool) -> Mesh | None:
 def forget_cached_meshes() -> None:
     """Drop the meshes that DTensor's cached rules hold: an equal mesh of an earlier generation has dead groups."""
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is not None:
+        clear()

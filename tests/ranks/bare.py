@@ -5,6 +5,7 @@ imports torch, forks the ranks, and calls `function(*args)` in each. Results com
 no process outlives the call.
 """
 
+import gc
 import importlib.util
 import os
 import pickle
@@ -25,7 +26,7 @@ class RanksFailed(AssertionError):
     """A rank raised, died or did not end in time."""
 
 
-def run(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 240.0) -> list[Any]:
+def run(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 480.0) -> list[Any]:
     """Call a module-level function of a test file in every rank; returns the results in rank order."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job")
@@ -73,6 +74,7 @@ def _serve(folder: Path) -> None:
 
     file, name, num_ranks, args, timeout_s = pickle.loads(Path(folder, "job").read_bytes())
     function = _load(file, name)
+    gc.freeze()  # a rank's collections need not look at what torch imported
     pids = []
     try:
         for rank in range(num_ranks):

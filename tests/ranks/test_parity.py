@@ -12,6 +12,8 @@ from labkit.plan import build
 from labkit.spec import Layout, Model, Training
 from tests.ranks import bare
 
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]  # one world trains all layouts in the first test
+
 NUM_STEPS = 10
 MODEL = Model(num_layers=4, d_model=32, num_heads=4, vocab_size=256, seq_len=32)
 # 12 samples a step in every layout.
@@ -72,7 +74,6 @@ def differences(model, results, layout, optimizer, reference):
     return found
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("optimizer", RUNS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_trains_as_one_rank_does(layout, optimizer):
@@ -82,7 +83,6 @@ def test_a_layout_trains_as_one_rank_does(layout, optimizer):
     assert found["weights"] <= 0.1 * RUNS[optimizer].learning_rate
 
 
-@pytest.mark.ranks
 def test_the_comparison_means_something():
     one = all_results()[0][REFERENCE, "sgd"]
     assert all(norm > RUNS["sgd"].clip_norm for norm in one["grad_norms"]), "clipping was not active"
