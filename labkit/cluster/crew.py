@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.cluster import ending
 from labkit.cluster.call import Call
 from labkit.cluster.devices import Devices
-from labkit.cluster.ending import SEAT_VARIABLE
 from labkit.cluster.engines import Engines
 from labkit.cluster.hub import Hub
 from labkit.cluster.keeping import Keeping, python_seat
@@ -52,6 +53,8 @@ class Crew:
         self.spare_pids: list[int] = []
         self.calls: set[Call] = set()
         self.stopped = False
+        self._broken = ""
+        self._store_pid = self._store_port = 0
         self.generation = 0
         self.stale = True
         self.num_rebuilt = 0
@@ -82,7 +85,7 @@ class Crew:
         deadline = time.monotonic() + self.timeout_s
         self.engines.connect(self.timeout_s)
         self.keeping.answer(preload, "preload", max(1.0, deadline - time.monotonic()))
-        self.store_port = int(self.keeping.command("store", host=LOOPBACK, target="labkit.rank.store:serve")["port"])
+        self.store_port()
         for rank in range(self.num_ranks):
             self._seat(rank)
         for _ in range(num_spares):
@@ -91,8 +94,6 @@ class Crew:
 
     def add_spare(self) -> None:
         """Fork one more process that waits for a seat."""
-        if self.start_method != "fork":
-            raise ClusterError("spares need start_method='fork': a spawned rank has nothing to keep ready.")
         reply = self.keeping.command(
             "fork", target="labkit.cluster.engine:run", seat=None, name=f"spare{time.time_ns()}"
         )
@@ -112,7 +113,7 @@ class Crew:
             "rank": rank,
             "uuid": one,
             "env": {
-                SEAT_VARIABLE: one,
+                ending.SEAT_VARIABLE: one,
                 "LABKIT_RANK": str(rank),
                 "LABKIT_BACKEND": self.devices.backend,
                 "CUDA_VISIBLE_DEVICES": self.devices.visible[rank],
@@ -184,11 +185,16 @@ class Crew:
             self._exits[pid] = how
             if pid in self.spare_pids:
                 self.spare_pids.remove(pid)
+            if pid == self._store_pid:
+                self._store_pid, self.stale = 0, True  # the next groups get a new store
             found = [member for member in self.members.values() if member.pid == pid]
             for member in found:
                 member.lost, member.paused = how, False
                 self.stale = True
             calls = list(self.calls)
+            controller_pid = self.engines.controller_pid if hasattr(self, "engines") else 0
+        if pid == controller_pid and not self.stopped:
+            self._break(f"ipyparallel's controller (pid {pid}) ended ({how}), and ranks cannot be reached without it.")
         for member in found:
             for call in calls:
                 call.lose(member.rank, how)
@@ -196,15 +202,35 @@ class Crew:
             member.gone.set()
 
     def _on_keeper_gone(self) -> None:
+        if self.stopped:
+            return
         with self.lock:
-            members, calls = list(self.members.values()), list(self.calls)
+            members = list(self.members.values())
             for member in members:
                 member.lost = member.lost or "SIGKILL"
-        for call in calls:
-            for member in members:
-                call.lose(member.rank, member.lost)
+        self._break(f"The keeper of these ranks (pid {self.keeping.pid}) ended, and they ended with it.")
+        ending.end_seats({member.uuid for member in members})
+        shutil.rmtree(self.keeping.folder, ignore_errors=True)
         for member in members:
             member.gone.set()
+
+    def _break(self, why: str) -> None:
+        """Nothing can run here any more: say so to whoever waits and whoever comes."""
+        with self.lock:
+            self._broken = f"{why} Start new ones: ranks = lk.cluster.start({self.num_ranks})."
+            calls = list(self.calls)
+        for call in calls:
+            call.give_up(ClusterError(self._broken))
+
+    def store_port(self) -> int:
+        """The rendezvous store's port; a new store takes the place of one that ended."""
+        if not self._store_pid:
+            # Without the lock: the answer comes on the listener's thread, which may be waiting for it.
+            reply = self.keeping.command("store", host=LOOPBACK, target="labkit.rank.store:serve")
+            with self.lock:
+                self._store_port = int(reply["port"])
+                self._store_pid = 0 if reply["pid"] in self._exits else reply["pid"]
+        return self._store_port
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -212,6 +238,8 @@ class Crew:
         """Raise unless the ranks can be used from this process."""
         if self.stopped:
             raise ClusterError(STOPPED)
+        if self._broken:
+            raise ClusterError(self._broken)
         if os.getpid() != self.owner:
             raise ClusterError(f"These ranks belong to process {self.owner}, not to its child {os.getpid()}.")
 

@@ -78,6 +78,14 @@ def end_descendants(children: list[int]) -> None:
     remove_files(mapped)
 
 
+def end_seats(seats: set[str]) -> None:
+    """End what ranks had started, where their keeper was killed and can do it no more."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(SEAT_VARIABLE) in seats:
+                process.kill()
+
+
 def nccl_files(pid: int) -> set[str]:
     """The shared memory files of NCCL that a process maps: they stay when it is killed, and carry no pid."""
     try:

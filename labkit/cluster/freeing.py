@@ -87,7 +87,7 @@ class Freeing:
                 "world_size": crew.num_ranks,
                 "backend": crew.devices.backend,
                 "store_host": LOOPBACK,
-                "store_port": crew.store_port,
+                "store_port": crew.store_port(),
                 "generation": crew.generation,
                 "timeout_s": timeout_s,
             }

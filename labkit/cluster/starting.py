@@ -58,6 +58,8 @@ def start(
     _check_choice("launcher", launcher, LAUNCHERS)
     method = start_method if start_method is not None else ("fork" if hasattr(os, "fork") else "spawn")
     _check_choice("start_method", method, START_METHODS)
+    if spares and method != "fork":
+        raise PlanError(f"spares={spares} with start_method={method!r}: only forked processes are kept ready. Use spares=0.")
     timeout_s = check_timeout(timeout_s)
     threads = _num_threads(num_ranks)
     keeping = Keeping()

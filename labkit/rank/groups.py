@@ -52,7 +52,11 @@ def build(
 
 
 def tear_down() -> None:
-    """End every group of this process without asking the others: they may be gone."""
+    """End every group of this process without asking the others: they may be gone.
+
+    An aborted gloo group that somebody still holds would go on working, so its sockets are shut down first.
+    """
+    release.shut()
     if dist.is_initialized():
         dist.distributed_c10d._abort_process_group()
     release.forget()

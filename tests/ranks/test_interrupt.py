@@ -241,6 +241,7 @@ def test_ranks_that_cannot_be_freed_are_named_and_restarted_only_by_force(own_ra
             waits.all_reduce()
 
     call = begin(own_ranks, stuck)
+    time.sleep(1.0)
     with pytest.raises(RankTimeout) as caught:
         own_ranks.interrupt(timeout_s=8)
     assert caught.value.missing == (1, 2)

@@ -1,0 +1,81 @@
+"""Groups after failures: right again, built anew only when they must be."""
+
+import sys
+
+import cloudpickle
+import pytest
+
+import labkit as lk
+from labkit.errors import RankError
+from tests.ranks import waits
+
+pytestmark = pytest.mark.ranks
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_failure_that_is_the_same_everywhere_keeps_the_groups(ranks: lk.cluster.Ranks) -> None:
+    ranks.run(waits.sum_of_ranks)
+    token = ranks.token
+    with pytest.raises(RankError) as caught:
+        ranks.run(lambda: 1 / 0)
+    assert sorted(caught.value.failures) == [0, 1, 2, 3]
+    assert ranks.run(waits.sum_of_ranks) == [6.0] * 4
+    assert ranks.token == token
+
+
+def test_groups_out_of_step_are_built_anew(ranks: lk.cluster.Ranks) -> None:
+    def fails_late_on_one() -> None:
+        work = waits.dist.all_reduce(waits.numbers(), async_op=True)
+        if waits.dist.get_rank() == 2:
+            raise ValueError("one rank leaves early")
+        work.wait()
+
+    ranks.run(waits.sum_of_ranks)
+    token = ranks.token
+    with pytest.raises(RankError):
+        ranks.run(fails_late_on_one, timeout_s=60)
+    assert ranks.run(waits.sum_of_ranks) == [6.0] * 4
+    assert ranks.token > token
+
+
+def test_every_rank_agrees_on_the_generation(ranks: lk.cluster.Ranks) -> None:
+    def generation() -> int:
+        from labkit.rank import groups
+
+        return groups.generation()
+
+    assert ranks.run(generation) == [ranks.token] * 4
+    ranks.run(waits.barrier, block=False)
+    ranks.interrupt()
+    assert ranks.run(generation) == [ranks.token] * 4
+
+
+def test_old_groups_are_dead_and_say_so(ranks: lk.cluster.Ranks) -> None:
+    def make() -> None:
+        import builtins
+
+        builtins.labkit_test_group = waits.dist.new_group()  # type: ignore[attr-defined]
+
+    def use() -> None:
+        import builtins
+
+        waits.dist.all_reduce(waits.numbers(), group=builtins.labkit_test_group)  # type: ignore[attr-defined]
+
+    ranks.run(make)
+    ranks.run(waits.barrier, block=False)
+    ranks.interrupt()
+    with pytest.raises(RankError) as caught:
+        ranks.run(use, timeout_s=60)
+    assert sorted(caught.value.failures) == [0, 1, 2, 3]
+    assert ranks.run(waits.sum_of_ranks) == [6.0] * 4
+
+
+def test_a_learner_may_end_the_default_group(ranks: lk.cluster.Ranks) -> None:
+    def end() -> None:
+        waits.dist.destroy_process_group()
+
+    ranks.run(end)
+    with pytest.raises(RankError):
+        ranks.run(waits.sum_of_ranks)
+    ranks._crew.stale = True
+    assert ranks.run(waits.sum_of_ranks) == [6.0] * 4
