@@ -4,6 +4,7 @@ python -m benchmarks.trivial_cell [--pairs N]
 """
 
 import importlib.metadata
+import os
 import statistics
 import sys
 import time
@@ -24,14 +25,17 @@ import contextlib, io, statistics, time
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 def cell(magic, text):
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(out := io.StringIO()):
         result = shell.run_cell(magic + "\\n" + text)
     result.raise_error()
+    return out.getvalue()
 cell("%load_ext nbdistributed", "")
 cell("%dist_init -n 4", "")
 try:
     for _ in range(5):
-        cell("%%distributed", "1")
+        answer = cell("%%distributed", "1")
+    if "Rank 3" not in answer:
+        raise RuntimeError("rank 3 did not answer: " + answer)
     seconds = []
     for _ in range({NUM_CALLS}):
         began = time.perf_counter()
@@ -61,7 +65,9 @@ def median_seconds(call: Callable[[], object]) -> float:
 
 def nbdistributed() -> float:
     """The median time of a trivial nbdistributed cell."""
-    with Child([sys.executable, "-c", NBDISTRIBUTED]) as child:
+    # It starts its ranks with whatever `python` is on the PATH.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    with Child([sys.executable, "-c", NBDISTRIBUTED], env={"PATH": path}) as child:
         line, _ = child.line("SECONDS", 120.0)
     return float(line.split()[1])
 
@@ -71,7 +77,7 @@ def peers() -> dict[str, Callable[[], float]]:
     try:
         importlib.metadata.version("nbdistributed")
     except importlib.metadata.PackageNotFoundError:
-        say("nbdistributed is not installed here, so it is left out (pip install nbdistributed)")
+        say("nbdistributed is not installed here, so it is left out (pip install --no-deps nbdistributed)")
         return {}
     return {"nbdistributed": nbdistributed}
 
