@@ -55,7 +55,8 @@ def losses(runs: Curve | Sequence[HasLosses] | Mapping[str, Curve]) -> go.Figure
         title={"text": "step"}, dtick=max(1, -(-longest // 20)), range=[-0.4, max(longest - 1, 1) + 0.4]
     )
     figure.update_yaxes(title={"text": "loss (nats per token)"})
-    figure.update_layout(hovermode="x unified" if len(curves) > 1 else "closest")
+    several = len(curves) > 1
+    figure.update_layout(hovermode="x unified" if several else "closest", margin_t=92 if several else 64)
     return figure
 
 

@@ -17,6 +17,8 @@ _LANES = {"compute": (-0.42, 0.62), "communication": (0.22, 0.2)}
 _MAX_NUMBERED_RANKS = 16
 _MAX_LABELLED_RANKS = 16
 _MAX_STEP_NUMBERS = 12
+# Pixels above the first row and below the last: ticks, then the legend.
+_TOP, _BOTTOM, _TICKS = 60, 76, 26
 # Height of the strip that names steps, in rows.
 _STEP_STRIP = 0.45
 
@@ -151,7 +153,7 @@ def _notes(trace: Trace, shown: Trace, window: Window) -> list[str]:
 
 def _height(num_ranks: int) -> int:
     row = 46 if num_ranks <= 8 else 30 if num_ranks <= 16 else 13
-    return 92 + 48 + max(row * num_ranks, 90)
+    return _TOP + _BOTTOM + max(row * num_ranks, 90)
 
 
 def _axes(figure: go.Figure, trace: Trace, ranks: list[int], window: Window, unit: str, per_second: float) -> None:
@@ -162,10 +164,13 @@ def _axes(figure: go.Figure, trace: Trace, ranks: list[int], window: Window, uni
         barmode="overlay",
         bargap=0,
         uniformtext={"minsize": 8, "mode": "hide"},
-        margin_l=24 + 7 * width,
+        margin={"l": 24 + 7 * width, "t": _TOP, "b": _BOTTOM},
+        legend={"y": -_TICKS / (figure.layout.height - _TOP - _BOTTOM), "yanchor": "top"},
         hovermode="closest",
     )
-    figure.update_xaxes(title={"text": f"time ({unit})"}, range=[0, window.span_s * per_second * 1.005])
+    figure.update_xaxes(
+        range=[0, window.span_s * per_second * 1.005], ticksuffix=f" {unit}", showticksuffix="last", ticks="outside"
+    )
     figure.update_yaxes(
         tickmode="array",
         tickvals=ranks[::every],

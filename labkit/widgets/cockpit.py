@@ -1,5 +1,6 @@
 """A layout chosen with sliders: predicted at once, run on the live ranks, drawn while it runs."""
 
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SAMPLE_FORWARD_S = 0.06
 BACKWARD_PER_FORWARD = 2.0
 MAX_CURVES = 4
+TIMELINES = ("predicted", "measured")
 
 
 def cockpit(ranks: "Ranks", model: Model | None = None, *, num_steps: int = 10) -> "Cockpit":
@@ -57,6 +59,8 @@ class Cockpit:
         self._live: Live | None = None
         self._curves: dict[str, Sequence[float]] = {}
         self._moving = False
+        self._drawing = threading.RLock()
+        self._scales: dict[str, tuple[str, float, bool]] = {}
         self.run: launch.Run | None = None
         plan = self._plan()
         self.figures = {
@@ -84,7 +88,7 @@ class Cockpit:
             self._start()
         except LabError as error:
             self.view.say(str(error), "bad")
-        except Exception as error:  # noqa: BLE001  a callback's traceback would go to the log, unseen
+        except Exception as error:
             self.view.say(f"{type(error).__name__}: {error}", "bad")
 
     def stop(self) -> None:
@@ -146,8 +150,24 @@ class Cockpit:
             self._moving = False
         used = self._choices.num_ranks
         ranks = f"{used} ranks" if used == self._num_up else f"{used} of {self._num_up} ranks"
-        self.view.name_layout(str(self._layout), f"{ranks}, global batch {self._choices.global_batch_size}")
-        fill(self.figures["predicted"], self._predicted(self._plan(), paced=self.view.paced.value))
+        layout = self._layout
+        batch = f"{layout.dp} × {layout.num_microbatches} × {layout.microbatch_size}"
+        text = f"{ranks}\nglobal batch {layout.global_batch_size} = {batch} (dp × micro-batches × size)"
+        self.view.name_layout(str(layout), text)
+        self._show("predicted", self._predicted(self._plan(), paced=self.view.paced.value))
+
+    def _show(self, name: str, figure: go.Figure) -> None:
+        """Fill a live figure; two paced timelines share one time scale, so that their bars compare by eye."""
+        with self._drawing:
+            fill(self.figures[name], figure)
+            if name == "losses":
+                return
+            paced = "paced" in figure.layout.title.text
+            self._scales[name] = (figure.layout.xaxis.ticksuffix, figure.layout.xaxis.range[1], paced)
+            units, ends, are_paced = zip(*self._scales.values(), strict=True)
+            share = len(self._scales) == len(TIMELINES) and all(are_paced) and len(set(units)) == 1
+            for each, (_, end, _) in self._scales.items():
+                self.figures[each].layout.xaxis.range = [0, max(ends) if share else end]
 
     def _plan(self) -> Plan:
         return planning.build(self._choices.model, self._layout)
@@ -178,9 +198,9 @@ class Cockpit:
         ended = run.state != "running"
         trace = run.trace if ended else _measured(run.plan, events, run.training.pace)
         if trace.events:
-            fill(self.figures["measured"], show.timeline(trace))
+            self._show("measured", show.timeline(trace))
         self._remember(str(run.plan.layout), losses)
-        fill(self.figures["losses"], show.losses(self._curves))
+        self._show("losses", show.losses(self._curves))
         if losses and not ended:
             self.view.say(f"Step {len(losses)} of {run.training.num_steps}, loss {losses[-1]:.4f}.")
 

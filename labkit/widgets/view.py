@@ -19,6 +19,7 @@ _LABELS = {
 }
 _TONES = {"quiet": "#57606a", "good": "#0a7d4f", "bad": "#b3261e"}
 _FULL = {"width": "100%"}
+_FILL = {"flex": "1 1 auto", "width": "auto"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,9 +50,9 @@ class View:
         controls = ipw.VBox(
             [
                 self.layout_text,
-                *self.axes.values(),
+                *(_row(axis, control) for axis, control in self.axes.items()),
                 self.paced,
-                self.num_steps,
+                ipw.HBox([ipw.Label("steps", layout={"width": "104px"}), self.num_steps]),
                 ipw.HBox([self.run, self.stop]),
                 self.status,
             ],
@@ -69,7 +70,7 @@ class View:
         """Show the layout as text, and below it the ranks it runs on."""
         self.layout_text.value = (
             f"<div style='font-size:15px;font-weight:600;font-family:monospace'>{html.escape(text)}</div>"
-            f"<div style='color:{_TONES['quiet']};line-height:1.5'>{html.escape(world)}</div>"
+            f"<div style='color:{_TONES['quiet']};line-height:1.5;white-space:pre-line'>{html.escape(world)}</div>"
         )
 
     def close(self) -> None:
@@ -83,9 +84,7 @@ def build_view(choices: Choices, figures: dict[str, go.FigureWidget], num_steps:
     return View(
         axes={axis: _control(axis, choices.values(axis)) for axis in _LABELS},
         paced=ipw.Checkbox(value=True, description="paced: durations as declared", indent=False),
-        num_steps=ipw.BoundedIntText(
-            value=num_steps, min=1, max=10_000, description="steps", layout={"width": "180px"}
-        ),
+        num_steps=ipw.BoundedIntText(value=num_steps, min=1, max=10_000, layout={"width": "90px"}),
         run=ipw.Button(description="Run", button_style="success", icon="play", layout={"width": "110px"}),
         stop=ipw.Button(description="Stop", icon="stop", disabled=True, layout={"width": "110px"}),
         layout_text=ipw.HTML(),
@@ -95,15 +94,15 @@ def build_view(choices: Choices, figures: dict[str, go.FigureWidget], num_steps:
 
 
 def _control(axis: str, values: Sequence[int] | Sequence[str]) -> ipw.SelectionSlider | ipw.ToggleButtons:
-    style = {"description_width": "96px"}
     options = list(values)
     if axis in ("schedule", "precision"):
-        return ipw.ToggleButtons(
-            options=options, description=_LABELS[axis], style=style | {"button_width": "72px"}, layout=_FULL
-        )
-    return ipw.SelectionSlider(
-        options=options, description=_LABELS[axis], style=style, layout=_FULL, disabled=len(options) == 1
-    )
+        return ipw.ToggleButtons(options=options, style={"button_width": "76px"}, disabled=len(options) == 1)
+    return ipw.SelectionSlider(options=options, disabled=len(options) == 1, layout=_FILL)
+
+
+def _row(axis: str, control: ipw.Widget) -> ipw.HBox:
+    """A label and its control, so that all labels stand in one column."""
+    return ipw.HBox([ipw.Label(_LABELS[axis], layout={"width": "104px"}), control], layout=_FULL)
 
 
 def _family(widget: ipw.Widget) -> list[ipw.Widget]:

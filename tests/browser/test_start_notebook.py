@@ -47,12 +47,14 @@ def lab(repository: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
+def page(tmp_path: pathlib.Path) -> Iterator[Page]:
+    """A page in a fresh browser; what it shows at the end lies in the folder of the test, to look into a failure."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(CHROMIUM_FLAGS))
         opened = browser.new_page(viewport={"width": 1500, "height": 1250})
         opened.set_default_timeout(WAIT_S * 1000)
         yield opened
+        opened.screenshot(path=tmp_path / "last.png")
         browser.close()
 
 
@@ -104,7 +106,7 @@ def executed(lab: Lab, page: Page) -> list[dict[str, Any]] | None:
 
 def slider(page: Page, label: str) -> Locator:
     """The handle of a cockpit's slider, scrolled into view."""
-    handle = page.locator(".widget-hslider", has_text=label).locator(".noUi-handle")
+    handle = page.locator(".widget-hbox", has=page.get_by_text(label, exact=True)).last.locator(".noUi-handle")
     if not handle.count():
         page.locator(".jp-Notebook").press("Control+End")
     handle.scroll_into_view_if_needed()
