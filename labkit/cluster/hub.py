@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import socket
 import threading
 import time
@@ -12,6 +13,8 @@ from labkit.wire import Channel, WireError, accept
 
 JOIN_TIMEOUT_S = 5.0
 CLOCK_ROUNDS = 5
+
+_log = logging.getLogger(__name__)
 
 Subscriber = Callable[[int, dict[str, Any]], None]
 
@@ -183,7 +186,7 @@ class Hub:
         if "topic" in message:
             for topic, subscriber in list(self._subscribers.values()):
                 if topic == message["topic"]:
-                    subscriber(rank, message["message"])
+                    _tell(subscriber, rank, message["message"])
             return
         with self._changed:
             if "beat" in message:
@@ -191,3 +194,11 @@ class Hub:
             elif "re" in message:
                 self._answers[message["re"]] = (now, message)
                 self._changed.notify_all()
+
+
+def _tell(subscriber: Subscriber, rank: int, message: dict[str, Any]) -> None:
+    """A subscriber's own fault must not cost the rank its connection."""
+    try:
+        subscriber(rank, message)
+    except Exception:
+        _log.exception("a subscriber failed on a message of rank %d", rank)
