@@ -19,6 +19,11 @@ def device() -> torch.device:
     return torch.device("cuda", 0) if os.environ.get("LABKIT_BACKEND") == "nccl" else torch.device("cpu")
 
 
+def device_name() -> str:
+    """What the device calls itself, such as "NVIDIA H200"; "cpu" on the CPU."""
+    return torch.cuda.get_device_name(0) if device().type == "cuda" else "cpu"
+
+
 def rank() -> int:
     """This process's rank."""
     return int(os.environ["LABKIT_RANK"])
@@ -29,12 +34,11 @@ def generation() -> int:
     return _generation
 
 
-def build(
-    *, world_size: int, backend: str, store_host: str, store_port: int, generation: int, timeout_s: float
-) -> int:
+def build(*, world_size: int, backend: str, store_host: str, store_port: int, generation: int, timeout_s: float) -> int:
     """Tear down what is left of the old groups and join the world's new one.
 
-    Runs on: every rank at once; each knows its own number. Communicates: the rendezvous store, then one barrier-like connection of all pairs.
+    Runs on: every rank at once; each knows its own number.
+    Communicates: with the rendezvous store, then each rank connects to every other.
 
     Returns:
         The generation now in force.

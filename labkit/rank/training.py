@@ -31,8 +31,8 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
 
     Returns:
         On the layout's ranks, equal on all but for `step_s`: "losses" (nats per token, mean over the global batch),
-        "grad_norms" (global, before clipping), "step_s" (seconds of each step on this rank), "tokens_per_step" and
-        "stopped". None on ranks that the layout does without.
+        "grad_norms" (global, before clipping), "step_s" (seconds of each step on this rank), "tokens_per_step",
+        "stopped" and "device" (its name). None on ranks that the layout does without.
 
     Raises:
         PlanError: the layout takes more ranks than there are, the data is unusable, or there is no such live state.
@@ -125,6 +125,7 @@ def _run(live: State, training: Training, text: Tensor) -> dict[str, Any]:
         "step_s": seconds,
         "tokens_per_step": live.plan.tokens_per_step,
         "stopped": stopped,
+        "device": groups.device_name(),
     }
 
 
