@@ -21,14 +21,19 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def belong(parent: int) -> None:
+    """Die with the parent, and heed the signals that the keeper ignores."""
+    die_with_parent(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def enter(target: str, seat: dict[str, Any] | None, link: socket.socket, log_path: str, parent: int) -> None:
     """Run `package.module:function` with its seat (read from the link when it comes later) and never return."""
     status = 1
     try:
-        die_with_parent(parent)
+        belong(parent)
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
         _log_to(log_path)
         if seat is None:
             seat = _wait_for_seat(link)

@@ -1,4 +1,4 @@
-"""The notebook's end of the agents: one listening socket, one connection per rank, nothing that a stuck rank can block."""
+"""The notebook's end of the agents: one listening socket, one connection per rank; no stuck rank can block it."""
 
 import contextlib
 import itertools
@@ -11,8 +11,9 @@ from typing import Any
 
 from labkit.wire import Channel, WireError, accept
 
-JOIN_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 10.0
 CLOCK_ROUNDS = 5
+MAX_ANSWERS = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +164,9 @@ class Hub:
                 return
             self._open.add(channel)
         try:
+            sock.settimeout(JOIN_TIMEOUT_S)  # a stranger may know how to begin, and then say nothing
             hello = channel.receive()["hello"]
+            sock.settimeout(None)
             self._enter(int(hello["rank"]), channel, hello)
             while True:
                 self._take(int(hello["rank"]), channel.receive())
@@ -193,6 +196,8 @@ class Hub:
                 self._beats[rank] = (now, message["beat"])
             elif "re" in message:
                 self._answers[message["re"]] = (now, message)
+                while len(self._answers) > MAX_ANSWERS:  # nobody waits any more for the oldest
+                    del self._answers[next(iter(self._answers))]
                 self._changed.notify_all()
 
 

@@ -23,7 +23,7 @@ import traceback
 from typing import Any
 
 from labkit.cluster import ending
-from labkit.cluster.child import die_with_parent, enter
+from labkit.cluster.child import belong, enter
 
 TICK_S = 1.0
 
@@ -143,7 +143,7 @@ class Keeper:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(parent),
+                preexec_fn=lambda: belong(parent),
             )
         if command.get("stdin") and process.stdin is not None:
             process.stdin.write(command["stdin"].encode())

@@ -5,13 +5,11 @@ calls that are still queued end before they begin, while later ones are not touc
 """
 
 import asyncio
-import contextlib
 import signal
 import threading
 import time
 import traceback
 import types
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -68,14 +66,16 @@ def poke() -> None:
 def execute(number: int, name: str, packed: bytes) -> bytes:
     """Run one packed call; always returns a packed `Outcome`, whatever the call does short of ending the process."""
     global _running
+    # Calls run inside the engine's event loop: hidden from them, so that `asyncio.run` and a top-level `await` work.
+    loop = asyncio._get_running_loop()
     try:
         try:
             outcome = _execute(number, name, packed)
         finally:
             _running = 0
-    except KeyboardInterrupt:  # the signal came between two lines of our own; it does not come again at once
-        _running = 0
+    except KeyboardInterrupt:  # the signal came between two lines of our own
         outcome = _interrupted(name)
+    asyncio._set_running_loop(loop)
     return replace(outcome, printed=_end()).dumps()
 
 
@@ -105,23 +105,12 @@ def _execute(number: int, name: str, packed: bytes) -> Outcome:
     try:
         shell = cells.shell()
         fn, args, kwargs = open_call(packed, shell.user_ns if shell is not None else {})
-        with _own_loop():
-            value = fn(*args, **kwargs)
+        asyncio._set_running_loop(None)
+        value = fn(*args, **kwargs)
     except BaseException as error:
         failure = _failure(error, interrupted=number <= _upto)
         return Outcome(failure=failure)
     return _pack(value)
-
-
-@contextlib.contextmanager
-def _own_loop() -> Iterator[None]:
-    """Hide the engine's event loop, in which calls run, so that `asyncio.run` and a top-level `await` work."""
-    loop = asyncio._get_running_loop()
-    asyncio._set_running_loop(None)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(loop)
 
 
 def _pack(value: Any) -> Outcome:
@@ -154,6 +143,8 @@ def _on_signal(signum: int, frame: types.FrameType | None) -> None:
     now = time.monotonic()
     if not must_free() or now - _raised_s < AGAIN_AFTER_S:
         return
+    if frame is not None and frame.f_code is execute.__code__:
+        return  # the call has ended: raised here, nothing would catch it, and the rank would end
     if _inside is not None and not _stands_in(frame, _inside):
         return
     _raised_s = now

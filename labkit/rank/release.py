@@ -18,12 +18,18 @@ import torch.distributed as dist
 _lock = threading.Lock()
 _of_groups: set[str] = set()
 _of_store: set[str] = set()
+_control_ports: set[int] = set()
 # The sockets that stood before a group began to be built: what was opened since belongs to it, though it is not done.
 _before: set[str] | None = None
 
 
-def install() -> None:
-    """Watch every group that this process builds from now on (default group, `new_group`, device meshes)."""
+def install(control_ports: set[int]) -> None:
+    """Watch every group that this process builds from now on (default group, `new_group`, device meshes).
+
+    Args:
+        control_ports: where the notebook listens: connections to these are never shut down.
+    """
+    _control_ports.update(control_ports)
     core = dist.distributed_c10d
     if not hasattr(core._new_process_group_helper, "watched"):
         core._new_process_group_helper = _watched(core._new_process_group_helper)
@@ -104,6 +110,8 @@ def _shut_down(fd: int) -> bool:
                 return False
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return False  # gloo ends the process when its listener fails
+            if copy.getpeername()[1] in _control_ports:
+                return False  # the engine connected while a group was being built
             copy.shutdown(socket.SHUT_RDWR)
     except OSError:
         return False  # closed meanwhile, or never connected

@@ -1,5 +1,6 @@
-"""Turns a fresh process into a rank: interrupts, watched sockets, agent. The engine around it is the cluster's affair."""
+"""Turns a fresh process into a rank: interrupts, watched sockets, agent. The engine around it is the cluster's."""
 
+import json
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ def begin(seat: dict[str, Any]) -> None:
     The environment (`CUDA_VISIBLE_DEVICES` above all) is set by the caller, before anything of CUDA is touched.
     """
     torch.set_num_threads(int(seat["num_threads"]))
-    release.install()
+    ports = {value for value in json.loads(seat["connection"]).values() if isinstance(value, int)}
+    release.install(ports | {int(seat["hub_port"])})
     calls.install()
-    agent.start(
-        seat["hub_host"], int(seat["hub_port"]), bytes.fromhex(seat["key"]), {"rank": seat["rank"], "uuid": seat["uuid"]}
-    )
+    hello = {"rank": seat["rank"], "uuid": seat["uuid"]}
+    agent.start(seat["hub_host"], int(seat["hub_port"]), bytes.fromhex(seat["key"]), hello)

