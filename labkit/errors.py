@@ -19,6 +19,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -31,6 +32,7 @@ __all__ = [
     "RankLost",
     "RankTimeout",
     "ranks_text",
+    "short_traceback",
     "text_of",
 ]
 
@@ -46,17 +48,12 @@ _CELL = re.compile(r"(ipykernel_\d+[/\\]\d+\.py|<ipython-input-[^>]*>)$")
 class LabError(Exception):
     """Every error that the lab raises on purpose."""
 
-    def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the lines of the notebook that led here, then the message, not the lab's insides.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args, self.__dict__)
 
-        IPython looks for this method.
-        """
-        lines = [f"{type(self).__name__}: {self}"]
-        own = [frame for frame in traceback.extract_tb(self.__traceback__) if not _is_inside(frame.filename)]
-        for frame in reversed(own[-MAX_OWN_LINES:]):
-            place = "cell" if _CELL.search(frame.filename) else frame.filename
-            lines.insert(0, f"{place}, line {frame.lineno}: {frame.line}")
-        return lines
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows instead of thirty lines of the lab's insides; IPython looks for this method."""
+        return short_traceback(self)
 
 
 class PlanError(LabError, ValueError):
@@ -183,6 +180,25 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"ranks {', '.join(names[:-1])} and {names[-1]}" if names else "no rank"
 
 
+def _remade(kind: type[LabError], args: tuple[Any, ...], fields: dict[str, Any]) -> LabError:
+    """An error as it was pickled: its fields are not the arguments of `BaseException`."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+def short_traceback(error: BaseException) -> list[str]:
+    """The lines of the notebook (or script) that led to an error, then its message: no frame of the lab's."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of_caller(frame)]
+    lines = []
+    for frame in own[-MAX_OWN_LINES:]:
+        place = "cell" if _CELL.search(frame.filename) else frame.filename
+        lines.append(f"{place}, line {frame.lineno}: {frame.line}")
+    text = text_of(error)
+    return [*lines, f"{type(error).__name__}: {text}" if text else type(error).__name__]
+
+
 def text_of(error: BaseException) -> str:
     """The text of an exception, also of one whose text cannot be made."""
     try:
@@ -198,11 +214,12 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
 
 
-def _is_inside(filename: str) -> bool:
-    """Whether a frame is the lab's, or of the libraries between it and the notebook."""
-    if _CELL.search(filename):
-        return False
-    return filename.startswith((_HERE, "<frozen ")) or "site-packages" in filename
+def _is_of_caller(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is neither the lab's nor of the libraries between it and the notebook."""
+    if (frame.line or "").startswith("get_ipython().run_"):
+        return False  # the whole cell under a %%px, which stands just above
+    inside = frame.filename.startswith((_HERE, "<frozen ")) or "site-packages" in frame.filename
+    return bool(_CELL.search(frame.filename)) or not inside
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -51,7 +51,7 @@ class Call:
         self._changed = threading.Condition()
         self._outcomes: dict[int, Outcome] = {}
         self._lost: dict[int, str] = {}
-        self._futures: dict[int, Future[Any]] = {}
+        self._futures: dict[int, Any] = {}
         self._display = Display()
         self._answer: tuple[list[Any], Exception | None] | None = None
         self._end_lock = threading.Lock()
@@ -155,7 +155,7 @@ class Call:
         failures = [one.failure for one in self._outcomes.values()]
         if self._lost or self._given_up or any(one is None or one.interrupted for one in failures):
             return False
-        return len({(one.type, one.where) for one in failures if one is not None}) == 1
+        return len({(one.type, one.where, one.traceback) for one in failures if one is not None}) == 1
 
     def _pending_now(self) -> bool:
         return self._given_up is None and len(self._outcomes) + len(self._lost) < len(self.ranks)

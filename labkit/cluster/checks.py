@@ -1,6 +1,5 @@
 """Checks of what a learner hands to `Ranks` and `start`."""
 
-import math
 import numbers
 import operator
 from collections.abc import Iterable
@@ -24,7 +23,7 @@ def shown(value: Any) -> str:
 def check_count(name: str, value: Any, least: int, most: int) -> int:
     """A whole number within bounds."""
     try:
-        number = operator.index("" if isinstance(value, bool) else value)
+        number = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
     except TypeError:
         kind = f"is of type {type(value).__name__}"
         fix = f"a whole number from {least} to {most} is needed"
@@ -40,7 +39,7 @@ def check_timeout(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         kind = type(value).__name__
         raise PlanError(f"timeout_s={shown(value)} is of type {kind}: seconds, a number above 0, are needed.")
-    if not 0 < value <= MAX_TIMEOUT_S or math.isnan(value):
+    if not 0 < value <= MAX_TIMEOUT_S:  # type: ignore[operator]  # nan is in no interval
         limit = f"is not above 0 and at most {MAX_TIMEOUT_S:.0f} s"
         raise PlanError(f"timeout_s={shown(value)} {limit}. Use for instance timeout_s=60.")
     return float(value)

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from labkit.cluster import ending
@@ -255,7 +256,7 @@ class Crew:
             for rank in ranks:
                 # A rank whose engine is not registered any more has ended: the keeper will say how.
                 with contextlib.suppress(KeyError):
-                    call.attach(rank, self.engines.submit(rank, call.number, call.name, packed))
+                    self.engines.submit(rank, call.number, call.name, packed, partial(call.attach, rank))
         return call
 
     def _check_alive(self, ranks: list[int]) -> None:

@@ -97,15 +97,19 @@ class Engines:
             time.sleep(POLL_S)
         return []
 
-    def submit(self, rank: int, number: int, name: str, packed: bytes) -> Any:
-        """Send one call; returns ipyparallel's message future, whose result holds the packed outcome."""
+    def submit(self, rank: int, number: int, name: str, packed: bytes, follow: Callable[[Any], None]) -> None:
+        """Send one call.
+
+        `follow` gets ipyparallel's message future, whose result holds the packed outcome, before the message leaves:
+        what the rank prints at once would otherwise find nobody listening.
+        """
         client = self._client()
         args = [PrePickled(number), PrePickled(name), PrePickled(packed)]
         ident = client._engines[rank].encode()
         with self._lock:
             if len(client.history) > MAX_HISTORY:
                 client.history.clear()
-            return client.send_apply_request(client._mux_stream, self._execute, args, ident=ident)
+            client.send_apply_request(client._mux_stream, self._execute, args, ident=ident, message_future_hook=follow)
 
     def unregister(self, rank: int, timeout_s: float = 10.0) -> None:
         """Tell the controller that an engine is gone, so that its id is free for the rank's next process."""

@@ -41,7 +41,7 @@ class RankMagics(ParallelMagics):  # type: ignore[misc]
     def parallel_execute(self, cell: str, **_: Any) -> "Call | None":
         """Run a line, or in `%autopx` mode a cell, on the ranks that `%pxconfig` names."""
         call = self._submit(cell, self.view.targets)
-        return self._finish(call) if self.view.block else call
+        return self._finish(call, self.view.block)
 
     def cell_px(self, line: str = "", cell: str = "") -> "Call | None":
         """Run the cell on every rank: `%%px [--targets 0,2 | 1:3 | all] [--noblock] [--out NAME] [--local]`.
@@ -55,8 +55,7 @@ class RankMagics(ParallelMagics):  # type: ignore[misc]
             self.shell.user_ns[args.save_name] = call
         if args.local:
             self.shell.run_cell(cell)
-        block = self.view.block if args.block is None else args.block
-        return self._finish(call) if block else call
+        return self._finish(call, self.view.block if args.block is None else args.block)
 
     def result(self, line: str = "") -> None:
         """Wait for the last `%px`, show what it printed, and raise what it raised: `%pxresult [--out NAME]`."""
@@ -65,7 +64,7 @@ class RankMagics(ParallelMagics):  # type: ignore[misc]
             raise PlanError("No %px ran yet: %pxresult is about the last one.")
         if args.save_name:
             self.shell.user_ns[args.save_name] = self.last_result
-        self._finish(self.last_result)
+        self._finish(self.last_result, True)
 
     def end_autopx(self) -> None:
         """Leave `%autopx` mode, if it is on."""
@@ -78,13 +77,16 @@ class RankMagics(ParallelMagics):  # type: ignore[misc]
         self.last_result = ranks._submit_cell(cell, targets)
         return self.last_result
 
-    def _finish(self, call: "Call") -> None:
-        try:
+    def _finish(self, call: "Call", block: bool) -> "Call | None":
+        """Wait for a call, unless it is to go on in the background: then it is what the magic returns."""
+        if not block:
+            return call
+        ranks = self._ranks()
+        if ranks is None:
             call.result()
-        except KeyboardInterrupt:
-            if (ranks := self._ranks()) is not None:
-                ranks._freeing.quietly()
-            raise
+        else:
+            ranks._finish(call)
+        return None
 
     def _eval_target_str(self, ts: str) -> list[int]:
         """`--targets 0,2`, `1:3`, `all`."""
@@ -93,7 +95,7 @@ class RankMagics(ParallelMagics):  # type: ignore[misc]
             if text == "all":
                 return list(range(self._world_size))
             if ":" in text:
-                named = range(self._world_size)[slice(*(int(part) if part else None for part in text.split(":")))]
+                named = list(range(self._world_size))[slice(*(int(part) if part else None for part in text.split(":")))]
             else:
                 named = [int(part) for part in text.split(",")]
         except (ValueError, TypeError):

@@ -5,6 +5,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from labkit.cluster import magics, status
@@ -12,7 +13,7 @@ from labkit.cluster.call import DEFAULT_TIMEOUT_S, Call
 from labkit.cluster.checks import check_rank, check_ranks, check_timeout, shown
 from labkit.cluster.crew import Crew
 from labkit.cluster.freeing import INTERRUPT_TIMEOUT_S, Freeing
-from labkit.errors import ClusterError, PlanError
+from labkit.errors import ClusterError, PlanError, short_traceback
 from labkit.wire.parcel import check_dotted
 
 
@@ -66,6 +67,8 @@ class Ranks:
     @property
     def pids(self) -> dict[int, int]:
         """The process of each living rank."""
+        if self._crew.stopped:
+            return {}
         return {rank: self._crew.members[rank].pid for rank in self._crew.alive()}
 
     @property
@@ -217,7 +220,7 @@ class Ranks:
                 self._freeing.rebuild()
             return crew.submit(name, fn, args, kwargs, targets)
 
-    def _finish(self, call: Call, timeout_s: float) -> list[Any]:
+    def _finish(self, call: Call, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
         try:
             with self._ends_when_interrupted():
                 return call.result(timeout_s)
@@ -232,8 +235,10 @@ class Ranks:
         """Ctrl-C in the notebook ends what it waits for."""
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self._freeing.quietly()
+            # IPython shows what this returns, not where in the lab the notebook waited.
+            error._render_traceback_ = partial(short_traceback, error)  # type: ignore[attr-defined]
             raise
 
     def _restart_lost(self, rank: int) -> None:
@@ -252,7 +257,7 @@ def _name(fn: Any) -> str:
     if not callable(fn):
         kind = type(fn).__name__
         raise PlanError(f"{shown(fn)} is of type {kind}, not a function: give ranks.run the function itself.")
-    return str(getattr(fn, "__qualname__", type(fn).__name__))
+    return str(getattr(fn, "__qualname__", type(fn).__name__)).rpartition("<locals>.")[2]
 
 
 def _step_keeper(steps: dict[int, int]) -> Callable[[int, dict[str, Any]], None]:

@@ -2,10 +2,10 @@
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.cluster import devices
-from labkit.cluster.checks import check_count, check_timeout
+from labkit.cluster.checks import check_choice, check_count, check_timeout
 from labkit.cluster.keeping import Keeping, python_seat
 from labkit.errors import PlanError
 
@@ -54,12 +54,14 @@ def start(
     """
     num_ranks = check_count("num_ranks", num_ranks, 1, MAX_RANKS)
     spares = check_count("spares", spares, 0, MAX_RANKS)
-    _check_choice("backend", backend, BACKENDS)
-    _check_choice("launcher", launcher, LAUNCHERS)
+    check_choice("backend", backend, BACKENDS)
+    check_choice("launcher", launcher, LAUNCHERS)
     method = start_method if start_method is not None else ("fork" if hasattr(os, "fork") else "spawn")
-    _check_choice("start_method", method, START_METHODS)
+    check_choice("start_method", method, START_METHODS)
     if spares and method != "fork":
-        raise PlanError(f"spares={spares} with start_method={method!r}: only forked processes are kept ready. Use spares=0.")
+        raise PlanError(
+            f"spares={spares} with start_method={method!r}: only forked processes are kept ready. Use spares=0."
+        )
     timeout_s = check_timeout(timeout_s)
     threads = _num_threads(num_ranks)
     keeping = Keeping()
@@ -88,9 +90,3 @@ def _num_threads(num_ranks: int) -> int:
 
 def _environment(num_threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(num_threads), "TORCH_FR_BUFFER_SIZE": "2000"}
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise PlanError(f"{name}={value!r} is not one of {known}.")

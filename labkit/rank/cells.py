@@ -24,11 +24,17 @@ def _prepare(found: Any) -> None:
     found.ask_exit = _leave
     # The same name on every rank, so that equal errors are recognised as equal.
     found.compile.get_code_name = _name
+    # What a cell raises goes to the notebook, which shows it once for all ranks.
+    found.showtraceback = found.showsyntaxerror = found.show_usage_error = _show_nothing
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
 
 
 def _leave() -> None:
     raise SystemExit("exit() ends no rank: use ranks.stop() in the notebook")
+
+
+def _show_nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 def _name(raw_code: str, code: str, number: int) -> str:
