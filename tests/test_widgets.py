@@ -315,3 +315,51 @@ def test_a_failed_run_is_a_message(cockpit: widgets.Cockpit, ranks: Any) -> None
     assert isinstance(run.error, LabError | None)
     assert "Traceback" not in cockpit.view.status.value
     assert followers() == []
+
+
+@pytest.mark.ranks
+def test_a_cockpit_that_is_closed_during_a_run_follows_it_to_its_end(cockpit: widgets.Cockpit) -> None:
+    cockpit.view.num_steps.value = 5
+    cockpit.view.run.click()
+    run = cockpit.run
+    assert run is not None, cockpit.view.status.value
+    cockpit.close()
+    assert cockpit.wait(WAIT_S) is run
+    assert run.state == "done"
+    assert followers() == []
+
+
+@pytest.mark.ranks
+def test_stopping_the_ranks_ends_the_run_its_thread_and_is_a_message(own_ranks: Any) -> None:
+    cockpit = widgets.cockpit(own_ranks, num_steps=1000)
+    cockpit.view.run.click()
+    run = cockpit.run
+    assert run is not None, cockpit.view.status.value
+    wait_for(lambda: len(run.losses) > 0)
+    own_ranks.stop()
+    cockpit.wait(WAIT_S)
+    assert run.state in ("failed", "stopped")
+    assert followers() == []
+    cockpit.start()
+    assert cockpit.run is run
+    assert "stopped" in cockpit.view.status.value
+    cockpit.close()
+
+
+@pytest.mark.ranks
+def test_a_killed_rank_is_named_in_the_cockpit(own_ranks: Any) -> None:
+    cockpit = widgets.cockpit(own_ranks, num_steps=1000)
+    cockpit.view.run.click()
+    run = cockpit.run
+    assert run is not None, cockpit.view.status.value
+    wait_for(lambda: len(run.losses) > 0)
+    own_ranks.kill(2)
+    cockpit.wait(WAIT_S)
+    assert run.state == "failed"
+    assert "rank 2" in cockpit.view.status.value
+    assert "Traceback" not in cockpit.view.status.value
+    own_ranks.restart(2)
+    cockpit.view.num_steps.value = 2
+    cockpit.view.run.click()
+    assert cockpit.wait(WAIT_S).state == "done"
+    cockpit.close()

@@ -151,8 +151,8 @@ class Cockpit:
         used = self._choices.num_ranks
         ranks = f"{used} ranks" if used == self._num_up else f"{used} of {self._num_up} ranks"
         layout = self._layout
-        batch = f"{layout.dp} × {layout.num_microbatches} × {layout.microbatch_size}"
-        text = f"{ranks}\nglobal batch {layout.global_batch_size} = {batch} (dp × micro-batches × size)"
+        batch = f"dp {layout.dp} × m {layout.num_microbatches} × b {layout.microbatch_size}"
+        text = f"{ranks}\nglobal batch {layout.global_batch_size} = {batch}"
         self.view.name_layout(str(layout), text)
         self._show("predicted", self._predicted(self._plan(), paced=self.view.paced.value))
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from labkit.errors import RankTimeout
+from labkit.errors import LabError, RankTimeout
 from labkit.launch import Run
 from labkit.trace import Event
 
@@ -63,6 +63,8 @@ class Live:
             self._run.stop(timeout_s=INTERVAL_S)
         except RankTimeout:
             return  # the step is not over yet: asked again at the next round
+        except LabError:
+            threading.Event().wait(INTERVAL_S)  # the ranks are gone: the run's state will say so
 
 
 class NewestStep:

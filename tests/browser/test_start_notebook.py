@@ -48,11 +48,14 @@ def lab(repository: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Lab]:
 
 @pytest.fixture
 def page(tmp_path: pathlib.Path) -> Iterator[Page]:
-    """A page in a fresh browser; what it shows at the end lies in the folder of the test, to look into a failure."""
+    """A page in a fresh browser; its console and last sight lie in the folder of the test, to look into a failure."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(CHROMIUM_FLAGS))
         opened = browser.new_page(viewport={"width": 1500, "height": 1250})
         opened.set_default_timeout(WAIT_S * 1000)
+        console = tmp_path / "console.txt"
+        opened.on("console", lambda message: append(console, f"{message.type}: {message.text}"))
+        opened.on("pageerror", lambda error: append(console, f"page error: {error}"))
         yield opened
         opened.screenshot(path=tmp_path / "last.png")
         browser.close()
@@ -86,6 +89,11 @@ def test_the_first_notebook_and_its_sliders(lab: Lab, page: Page) -> None:
     expected = [seconds * 1e3 for seconds in lab.ask_kernel(kernel, durations)]
     assert sorted(forward["x"]) == pytest.approx(sorted(expected), rel=1e-9)
     take_picture(page)
+
+
+def append(path: pathlib.Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 def run_all(page: Page) -> None:
