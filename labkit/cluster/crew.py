@@ -253,11 +253,18 @@ class Crew:
             call = Call(name, next(self._numbers), ranks, tend=self.tend, ended=self._on_ended, answered=self.answered)
             self.last_number = call.number
             self.calls = {one for one in self.calls if not one.done} | {call}
-            for rank in ranks:
-                # A rank whose engine is not registered any more has ended: the keeper will say how.
-                with contextlib.suppress(KeyError):
-                    self.engines.submit(rank, call.number, call.name, packed, partial(call.attach, rank))
+            try:
+                self._send(call, packed)
+            except BaseException:
+                call.give_up(ClusterError(f"{name} was cut short while it was sent to the ranks."))
+                raise
         return call
+
+    def _send(self, call: Call, packed: bytes) -> None:
+        for rank in call.ranks:
+            # A rank whose engine is not registered any more has ended: the keeper will say how.
+            with contextlib.suppress(KeyError):
+                self.engines.submit(rank, call.number, call.name, packed, partial(call.attach, rank))
 
     def _check_alive(self, ranks: list[int]) -> None:
         dead = [rank for rank in ranks if self.members[rank].lost]

@@ -94,8 +94,11 @@ class Freeing:
             try:
                 call = crew.submit(BUILD, "labkit.rank.groups:build", (), arguments, list(range(crew.num_ranks)))
                 self._finish(call, timeout_s)
-            except BaseException:
+            except BaseException as error:
                 crew.stale = True
+                if not isinstance(error, LabError):
+                    # Cut short, perhaps while it was sent: some ranks may wait in it for the others.
+                    self._send_free(crew.alive(), crew.last_number)
                 raise
             crew.num_rebuilt += 1
 
