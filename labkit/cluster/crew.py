@@ -210,7 +210,10 @@ class Crew:
             for member in members:
                 member.lost = member.lost or "SIGKILL"
         self._break(f"The keeper of these ranks (pid {self.keeping.pid}) ended, and they ended with it.")
-        ending.end_seats({member.uuid for member in members})
+        sessions = {member.pid for member in members}
+        if hasattr(self, "engines"):
+            sessions.add(self.engines.controller_pid)
+        ending.end_orphans({member.uuid for member in members}, sessions)
         shutil.rmtree(self.keeping.folder, ignore_errors=True)
         for member in members:
             member.gone.set()

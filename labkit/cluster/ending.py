@@ -78,12 +78,20 @@ def end_descendants(children: list[int]) -> None:
     remove_files(mapped)
 
 
-def end_seats(seats: set[str]) -> None:
-    """End what ranks had started, where their keeper was killed and can do it no more."""
+def end_orphans(seats: set[str], sessions: set[int]) -> None:
+    """End what the keeper's children had started, where it was killed and can do it no more.
+
+    Args:
+        seats: the ranks' seats: what they started carries them in its environment.
+        sessions: pids of the keeper's children, each of which led a session.
+    """
+    now_s = time.time()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(SEAT_VARIABLE) in seats:
+            theirs = os.getsid(process.pid) in sessions or process.environ().get(SEAT_VARIABLE) in seats
+            if theirs and process.create_time() <= now_s and not _is_tracker(process):
                 process.kill()
+    remove_shared_memory(sessions)
 
 
 def nccl_files(pid: int) -> set[str]:
