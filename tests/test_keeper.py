@@ -88,8 +88,8 @@ def test_what_cannot_be_done_is_said_and_ends_nothing(kept: Kept) -> None:
 
 
 def test_stop_ends_all_descendants_and_the_folder(kept: Kept) -> None:
-    grandchild = "import subprocess, time; subprocess.Popen(['sleep', '3600'], start_new_session=True); time.sleep(3600)"
-    kept.program([sys.executable, "-c", grandchild])
+    starts = "subprocess.Popen(['sleep', '3600'], start_new_session=True)"
+    kept.program([sys.executable, "-c", f"import subprocess, time; {starts}; time.sleep(3600)"])
     keeper = psutil.Process(kept.keeping.pid)
     until(lambda: any(one.name() == "sleep" for one in keeper.children(recursive=True)))
     processes = [keeper, *keeper.children(recursive=True)]

@@ -67,6 +67,6 @@ def _log_to(path: str) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdout = os.fdopen(1, "w", 1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, closefd=False)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]

@@ -102,7 +102,7 @@ class Crew:
 
     def renew(self, rank: int) -> None:
         """Give a rank whose process has ended a new one: a spare if there is one, else a fresh process."""
-        if rank in self.engines.client.ids:
+        if self.engines.is_registered(rank):
             self.engines.unregister(rank)
         self._seat(rank, self.spare_pids.pop() if self.spare_pids else None)
         self._await([rank], time.monotonic() + self.timeout_s)

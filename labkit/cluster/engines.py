@@ -111,6 +111,10 @@ class Engines:
                 client.history.clear()
             client.send_apply_request(client._mux_stream, self._execute, args, ident=ident, message_future_hook=follow)
 
+    def is_registered(self, rank: int) -> bool:
+        """Whether the controller knows an engine of this rank, alive or not."""
+        return rank in self._client().ids
+
     def unregister(self, rank: int, timeout_s: float = 10.0) -> None:
         """Tell the controller that an engine is gone, so that its id is free for the rank's next process."""
         client = self._client()

@@ -122,7 +122,9 @@ class Keeper:
         gc.disable()  # it would look at all these objects again and again, for a fifth of the time
         try:
             importlib.import_module(self._imports.pop(0))
-            reply = {"num_threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1}
+            reply: dict[str, Any] = {
+                "num_threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+            }
         except Exception as error:
             traceback.print_exc()
             self._imports.clear()

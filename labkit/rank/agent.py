@@ -46,11 +46,12 @@ class Agent:
     def serve(self) -> None:
         """The agent's loop; ends when the notebook's end of the channel is gone (the keeper then ends the process)."""
         next_beat_s = 0.0
+        watched: list[Channel | int] = [self._channel, self._wake_read]
         try:
             self._channel.send({"hello": {**self._hello, "thread": threading.get_native_id()}})
             while True:
                 tick_s = FREE_TICK_S if calls.must_free() else BEAT_S
-                ready, _, _ = select.select([self._channel, self._wake_read], [], [], tick_s)
+                ready, _, _ = select.select(watched, [], [], tick_s)
                 if self._wake_read in ready:
                     os.read(self._wake_read, 4096)
                 if self._channel in ready:
