@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import cloudpickle
 import psutil
@@ -106,3 +107,24 @@ def test_a_child_of_the_owner_is_told_that_the_ranks_are_not_its_own(ranks: lk.c
     os.close(read)
     os.close(write)
     assert ranks.run(waits.sum_of_ranks) == [6.0] * 4
+
+
+def test_everything_listens_on_loopback_and_shows_no_key(ranks: lk.cluster.Ranks) -> None:
+    crew = ranks._crew
+    keeper = psutil.Process(crew.keeping.pid)
+    processes = [keeper, *keeper.children(recursive=True)]
+    ipyparallel_key = crew.engines.client.session.key.decode()
+    listening = []
+    for process in processes:
+        assert not secrets_seen(process, [crew._key.hex(), ipyparallel_key])
+        listening += [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    assert len(listening) > 5
+    assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
+
+
+def test_files_of_the_cluster_are_for_their_owner_alone(ranks: lk.cluster.Ranks) -> None:
+    folder = Path(ranks._crew.keeping.folder)
+    assert not folder.stat().st_mode & 0o077
+    secret = [*folder.glob("*.log"), *folder.glob("profile/security/*.json")]
+    assert len(secret) >= 8  # keeper, controller, store, four ranks, ipyparallel's keys
+    assert not [path for path in secret if path.stat().st_mode & 0o077]
