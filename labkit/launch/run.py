@@ -78,7 +78,7 @@ class Run:
         state, error = "failed", None
         try:
             state = self._finish(call.result(timeout_s=None))
-        except BaseException as raised:  # noqa: BLE001  (a thread can hand it to the notebook in no other way)
+        except BaseException as raised:
             state, error = ("stopped", None) if self._was_asked_for(raised) else ("failed", self._placed(raised))
         finally:
             try:

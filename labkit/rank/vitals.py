@@ -11,7 +11,6 @@ import psutil
 WAITING_SHARE = 0.1
 
 
-
 class Vitals:
     """How long the process has been waiting, looked at again and again by the agent's thread."""
 

@@ -28,7 +28,7 @@ def shown(value: object) -> str:
         return f"{'-' if value < 0 else ''}(an integer of {value.bit_length()} bits)"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001  a broken __repr__ must not hide the message about the value
+    except Exception:
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
