@@ -297,6 +297,9 @@ class Crew:
             if self.stopped or os.getpid() != self.owner:
                 return
             self.stopped = True
+            calls = list(self.calls)
+        for call in calls:
+            call.give_up(ClusterError(f"The ranks were stopped during {call.name}."))
         self.keeping.stop()
         for member in self.members.values():
             member.gone.set()

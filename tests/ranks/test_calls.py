@@ -129,6 +129,9 @@ def test_stopped_ranks_say_so() -> None:
     with lk.cluster.start(1) as ranks:
         assert ranks.run(work.rank_number) == [0]
         assert len(ranks) == ranks.world_size == 1
+        under_way = ranks.run(work.sleep_long, block=False)
+    with pytest.raises(ClusterError, match=r"The ranks were stopped during sleep_long"):
+        under_way.result(timeout_s=60)
     assert ranks.stopped
     assert "stopped" in repr(ranks)
     assert ranks.pids == {}

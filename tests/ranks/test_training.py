@@ -263,7 +263,7 @@ def test_a_live_start_continues_exactly_as_one_longer_run(text):
 
 def test_results_say_how_much_was_trained():
     result = of("fp32")
-    assert result.keys() == {"losses", "grad_norms", "step_s", "tokens_per_step", "stopped"}
+    assert result.keys() == {"losses", "grad_norms", "step_s", "tokens_per_step", "stopped", "device"}
     assert result["tokens_per_step"] == 4 * 16
     assert len(result["step_s"]) == 4
     assert not result["stopped"]

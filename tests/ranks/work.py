@@ -200,3 +200,8 @@ def draws_a_bar(num_steps: int) -> None:
 
 def writes_to_the_descriptor() -> None:
     os.write(1, b"of a library\n")
+
+
+def sleep_long() -> None:
+    """Longer than any test."""
+    time.sleep(600)
