@@ -16,6 +16,7 @@ from labkit.wire import Channel, WireError, connect
 
 BEAT_S = 0.25
 FREE_TICK_S = 0.05
+LAST_RESORT_AFTER = 30
 # What a reader who stopped reading may hold up here; the oldest messages are dropped first, and counted.
 MAX_QUEUED = 20_000
 
@@ -27,6 +28,7 @@ class Agent:
         self._channel, self._hello = channel, hello
         self._queue: deque[dict[str, Any]] = deque(maxlen=MAX_QUEUED)
         self._num_dropped = 0
+        self._num_tries = 0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
@@ -58,8 +60,9 @@ class Agent:
                     self._handle(self._channel.receive())
                 while self._queue:
                     self._channel.send(self._queue.popleft())
-                if calls.must_free():
-                    _free()
+                self._num_tries = self._num_tries + 1 if calls.must_free() else 0
+                if self._num_tries:
+                    _free(self._num_tries)
                 if (now := time.monotonic()) >= next_beat_s:
                     next_beat_s = now + BEAT_S
                     self._channel.send({"beat": self._beat()})
@@ -93,10 +96,18 @@ class Agent:
                 self._channel.send({"re": request["id"], "stack": main_stack(), **self._beat()})
 
 
-def _free() -> None:
-    """One try at ending what the main thread waits for; the loop comes again until it is idle."""
-    release.shut()
-    calls.poke()
+def _free(num_tries: int) -> None:
+    """One try at ending what the main thread waits for; the loop comes again until it is idle.
+
+    The first only interrupts: a collective that is just being posted must have begun to wait before its sockets go, or
+    gloo may not notice that they went.
+    """
+    with calls.freeing:
+        if not calls.must_free():
+            return
+        if num_tries > 1:
+            release.shut(everything=num_tries % LAST_RESORT_AFTER == 0)
+        calls.poke()
 
 
 def start(host: str, port: int, key: bytes, hello: dict[str, Any]) -> Agent:

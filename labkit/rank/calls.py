@@ -24,6 +24,8 @@ SIGNAL = signal.SIGRTMIN + 9
 AGAIN_AFTER_S = 0.3
 MAX_FRAMES = 12
 
+# Held by the agent while it frees the call that runs: one that began meanwhile would lose its own groups.
+freeing = threading.Lock()
 _running = 0
 _name = ""
 _since_s = 0.0
@@ -128,7 +130,8 @@ def _begin(number: int, name: str) -> None:
     global _running, _name, _since_s, _raised_s
     _name, _since_s, _raised_s = name, time.monotonic(), 0.0
     output.begin_call()
-    _running = number
+    with freeing:
+        _running = number
 
 
 def _end() -> bool:

@@ -50,7 +50,8 @@ def build(*, world_size: int, backend: str, store_host: str, store_port: int, ge
         lambda: dist.TCPStore(store_host, store_port, is_master=False, wait_for_workers=False, timeout=timeout)
     )
     prefixed = dist.PrefixStore(f"generation{generation}", store)
-    dist.init_process_group(backend, store=prefixed, rank=rank(), world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(backend, store=prefixed, rank=rank(), world_size=world_size, timeout=timeout)
+    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     _generation = generation
     return generation
 
@@ -60,7 +61,12 @@ def tear_down() -> None:
 
     An aborted gloo group that somebody still holds would go on working, so its sockets are shut down first.
     """
+    core = dist.distributed_c10d
     release.shut()
     if dist.is_initialized():
-        dist.distributed_c10d._abort_process_group()
+        core._abort_process_group()
+    # A build that was cut short on some ranks only leaves a count (names of groups are made of it, and ranks meet under
+    # these names in the store) and a half-registered group.
+    core._unregister_all_process_groups()
+    core._world.group_count = 0
     release.forget()

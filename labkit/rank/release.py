@@ -6,15 +6,21 @@ while the group is being built, and the agent's thread shuts those, and only tho
 abort does the same. Groups are dead afterwards; `groups.build` makes new ones in the same process.
 """
 
+import contextlib
 import functools
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
+MAX_PAIRS = 64
+PRETEND_TIMEOUT_S = 0.2
+
+_PAIR = struct.Struct("@n")
 _lock = threading.Lock()
 _of_groups: set[str] = set()
 _of_store: set[str] = set()
@@ -51,17 +57,25 @@ def forget() -> None:
         _of_groups.clear()
 
 
-def shut() -> int:
+def shut(*, everything: bool = False) -> int:
     """Shut down every noted socket; called from the agent's thread while the main thread waits.
+
+    Args:
+        everything: whatever connection the process holds, but for the lab's own; for a wait that nothing else ends.
 
     Returns:
         How many sockets were shut down.
     """
     with _lock:
-        ours = _of_groups | _of_store
-        if _before is not None:
-            ours |= _sockets() - _before
-    return sum(_shut_down(fd) for fd, name in _open_files() if name in ours) + _abort_nccl()
+        begun = _sockets() - _before if _before is not None else set()
+        ours = _of_groups | _of_store | begun
+        if everything:
+            ours |= _sockets()
+    files = [(fd, name) for fd, name in _open_files() if name in ours]
+    for fd, name in files:
+        if name in begun:
+            _pretend(fd)
+    return sum(_shut_down(fd) for fd, _ in files) + _abort_nccl()
 
 
 def _watched(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,6 +115,20 @@ def _open_files() -> list[tuple[int, str]]:
 
 def _sockets() -> set[str]:
     return {name for _, name in _open_files() if name.startswith("socket:")}
+
+
+def _pretend(fd: int) -> None:
+    """Call one's own gloo listener as the ranks would for which it still waits: nothing else ends that wait.
+
+    A caller says the number of the pair that it belongs to; each new group counts them from 0. The connection is closed
+    at once, and the group that is being built fails on it.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener:
+        if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or listener.family == socket.AF_UNIX:
+            return
+        for number in range(MAX_PAIRS):
+            with socket.create_connection(listener.getsockname()[:2], timeout=PRETEND_TIMEOUT_S) as caller:
+                caller.sendall(_PAIR.pack(number))
 
 
 def _shut_down(fd: int) -> bool:

@@ -14,7 +14,9 @@ def begin(seat: dict[str, Any]) -> None:
     The environment (`CUDA_VISIBLE_DEVICES` above all) is set by the caller, before anything of CUDA is touched.
     """
     torch.set_num_threads(int(seat["num_threads"]))
-    ports = {value for value in json.loads(seat["connection"]).values() if isinstance(value, int)}
+    ports: set[int] = set()
+    for value in json.loads(seat["connection"]).values():  # a port, a list of ports, or something else
+        ports.update(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
     release.install(ports | {int(seat["hub_port"])})
     calls.install()
     hello = {"rank": seat["rank"], "uuid": seat["uuid"]}
