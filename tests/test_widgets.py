@@ -1,10 +1,12 @@
 """Sliders reach only layouts that exist; the cockpit runs them, draws what ran, and leaves nothing behind."""
 
 import gc
+import json
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +18,12 @@ from hypothesis import strategies as st
 
 from labkit import plan, predict, show, widgets
 from labkit.errors import LabError, PlanError, RankTimeout
-from labkit.spec import Layout, Model
-from labkit.trace import Event
+from labkit.spec import Layout, Model, Pace
+from labkit.trace import Event, Trace
 from labkit.widgets.choices import AXES, Choices
 from labkit.widgets.cockpit import declared_pace
-from labkit.widgets.filling import fill, live_figure
 from labkit.widgets.live import THREAD_NAME, Live, NewestStep
+from labkit.widgets.pictures import Pictures
 
 TINY = Model.preset("tiny")
 WAIT_S = 120.0
@@ -92,30 +94,37 @@ def test_declared_work_is_the_same_in_every_layout() -> None:
         assert work == pytest.approx(16 * 0.06 * 3)
 
 
-def test_a_live_figure_shows_what_the_last_filling_showed() -> None:
-    def timeline(text: str) -> go.Figure:
-        return show.timeline(predict.timeline(plan.build(TINY, Layout.parse(text))))
+def timeline(text: str, *, paced: bool = True) -> go.Figure:
+    pace = Pace(forward_s=0.01, backward_s=0.02)
+    built = plan.build(TINY, Layout.parse(text))
+    trace = predict.timeline(built, forward_s=pace.forward_s, backward_s=pace.backward_s)
+    return show.timeline(replace(trace, pace=pace if paced else None))
 
-    widget = live_figure(timeline("pp4 m8"))
+
+def test_the_page_gets_whole_figures() -> None:
+    pictures = Pictures(predicted=timeline("pp4 m8"), measured=timeline("pp4 m8"), losses=show.losses({}))
     for text in ("dp2 pp2 m2", "pp4 gpipe m8", "dp4"):
-        fill(widget, timeline(text))
-        assert_alike(widget, timeline(text))
-    losses = live_figure(show.losses({}))
-    for curves in ({"a": [1.0]}, {"a": [1.0, 2.0], "b": [3.0]}, {"b": [4.0]}, {}):
-        fill(losses, show.losses(curves))
-        assert_alike(losses, show.losses(curves))
+        pictures.draw("predicted", timeline(text))
+        sent = json.loads(pictures.predicted)
+        assert text.split()[0] in sent["layout"]["title"]["text"]
+        assert len(sent["data"]) == len(pictures.figures["predicted"].data)
+    pictures.draw("losses", show.losses({"a": [1.0, 2.0], "b": [3.0]}))
+    assert [curve["name"] for curve in json.loads(pictures.losses)["data"]] == ["a", "b"]
+    assert "Plotly" in pictures.plotly
+    pictures.close()
 
 
-def assert_alike(widget: go.FigureWidget, figure: go.Figure) -> None:
-    assert len(widget.data) == len(figure.data)
-    for mine, theirs in zip(widget.data, figure.data, strict=True):
-        assert mine.name == theirs.name
-        assert mine.showlegend == theirs.showlegend
-        for values in {"x", "y", "base", "text", "hovertext"} & set(theirs):
-            np.testing.assert_array_equal(np.asarray(mine[values]), np.asarray(theirs[values]))
-    assert widget.layout.title.text == figure.layout.title.text
-    assert widget.layout.xaxis.range == figure.layout.xaxis.range
-    assert len(widget.layout.annotations) == len(figure.layout.annotations)
+def test_paced_timelines_share_one_time_scale_and_others_do_not() -> None:
+    short, long = timeline("dp4"), timeline("pp4 m8")
+    pictures = Pictures(predicted=short, measured=show.timeline(Trace([])), losses=show.losses({}))
+    own = short.layout.xaxis.range[1]
+    pictures.draw("measured", long)
+    assert short.layout.xaxis.range == long.layout.xaxis.range
+    assert short.layout.xaxis.range[1] > own
+    assert json.loads(pictures.predicted)["layout"]["xaxis"]["range"][1] == short.layout.xaxis.range[1]
+    pictures.draw("measured", timeline("pp4 m8", paced=False))
+    assert short.layout.xaxis.range[1] == own
+    pictures.close()
 
 
 def test_only_whole_steps_are_drawn() -> None:

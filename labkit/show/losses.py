@@ -54,9 +54,9 @@ def losses(runs: Curve | Sequence[HasLosses] | Mapping[str, Curve]) -> go.Figure
     figure.update_xaxes(
         title={"text": "step"}, dtick=max(1, -(-longest // 20)), range=[-0.4, max(longest - 1, 1) + 0.4]
     )
-    figure.update_yaxes(title={"text": "loss (nats per token)"})
+    figure.update_yaxes(title={"text": "loss (nats per token)"}, showticklabels=longest > 0)
     several = len(curves) > 1
-    figure.update_layout(hovermode="x unified" if several else "closest", margin_t=92 if several else 64)
+    figure.update_layout(hovermode="x unified" if several else "closest", margin_t=98 if several else 72)
     return figure
 
 
@@ -109,7 +109,7 @@ def _title(curves: Mapping[str, list[float]]) -> str:
     if len(curves) == 1:
         (name,) = curves
         return "Loss" if name == "loss" else f"Loss · {name}"
-    return f"Loss · {len(curves)} runs"
+    return f"Loss · {len(curves)} runs" if curves else "Loss"
 
 
 def _notes(curves: Mapping[str, list[float]]) -> list[str]:

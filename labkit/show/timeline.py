@@ -18,7 +18,7 @@ _MAX_NUMBERED_RANKS = 16
 _MAX_LABELLED_RANKS = 16
 _MAX_STEP_NUMBERS = 12
 # Pixels above the first row and below the last: ticks, then the legend.
-_TOP, _BOTTOM, _TICKS = 60, 76, 26
+_TOP, _BOTTOM, _TICKS = 68, 76, 26
 # Height of the strip that names steps, in rows.
 _STEP_STRIP = 0.45
 
@@ -49,6 +49,7 @@ def timeline(trace: Trace, step: int | Literal["all"] | None = None) -> go.Figur
         figure.add_trace(_bar_trace(bars, per_second, numbered=len(ranks) <= _MAX_NUMBERED_RANKS))
     if not events:
         figure.add_annotation(text="no events yet", showarrow=False, font={"color": palette.MUTED, "size": 14})
+    figure.update_xaxes(showticklabels=bool(events))
     palette.dress(figure, title=_title(trace, chosen), notes=_notes(trace, shown, window), height=_height(len(ranks)))
     _axes(figure, trace, ranks, window, unit, per_second)
     if chosen is None and events:
@@ -168,9 +169,10 @@ def _axes(figure: go.Figure, trace: Trace, ranks: list[int], window: Window, uni
         legend={"y": -_TICKS / (figure.layout.height - _TOP - _BOTTOM), "yanchor": "top"},
         hovermode="closest",
     )
-    figure.update_xaxes(
-        range=[0, window.span_s * per_second * 1.005], ticksuffix=f" {unit}", showticksuffix="last", ticks="outside"
-    )
+    end = window.span_s * per_second * 1.005
+    # Whoever sets another range, to compare two timelines, finds here what this one's own is.
+    figure.update_layout(meta={"end": end})
+    figure.update_xaxes(range=[0, end], ticksuffix=f" {unit}", showticksuffix="last", ticks="outside")
     figure.update_yaxes(
         tickmode="array",
         tickvals=ranks[::every],

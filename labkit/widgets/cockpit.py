@@ -1,6 +1,5 @@
 """A layout chosen with sliders: predicted at once, run on the live ranks, drawn while it runs."""
 
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +14,8 @@ from labkit.plan import Plan
 from labkit.spec import Layout, Model, Pace
 from labkit.trace import Event, Trace
 from labkit.widgets.choices import AXES, Choices
-from labkit.widgets.filling import fill, live_figure
 from labkit.widgets.live import Live
+from labkit.widgets.pictures import Pictures
 from labkit.widgets.view import View, build_view
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 SAMPLE_FORWARD_S = 0.06
 BACKWARD_PER_FORWARD = 2.0
 MAX_CURVES = 4
-TIMELINES = ("predicted", "measured")
 
 
 def cockpit(ranks: "Ranks", model: Model | None = None, *, num_steps: int = 10) -> "Cockpit":
@@ -47,7 +45,6 @@ class Cockpit:
     Attributes:
         layout: the layout the sliders stand at; assign one to move them (to the nearest that exists).
         run: the newest run, or None.
-        figures: the live figures "predicted", "measured" and "losses".
         view: the widgets.
     """
 
@@ -59,18 +56,16 @@ class Cockpit:
         self._live: Live | None = None
         self._curves: dict[str, Sequence[float]] = {}
         self._moving = False
-        self._drawing = threading.RLock()
-        self._scales: dict[str, tuple[str, float, bool]] = {}
         self.run: launch.Run | None = None
         plan = self._plan()
-        self.figures = {
-            "predicted": live_figure(self._predicted(plan, paced=True)),
-            "measured": live_figure(show.timeline(_measured(plan, (), None))),
-            "losses": live_figure(show.losses({})),
-        }
-        self.view: View = build_view(self._choices, self.figures, num_steps)
+        self._pictures = Pictures(
+            predicted=self._predicted(plan, paced=True),
+            measured=show.timeline(_measured(plan, (), None)),
+            losses=show.losses({}),
+        )
+        self.view: View = build_view(self._choices, self._pictures, num_steps)
+        self._place_controls()
         self._connect()
-        self._show_layout()
         self.view.say("Move a slider: the others follow. Run trains on the ranks.")
 
     @property
@@ -81,6 +76,11 @@ class Cockpit:
     @layout.setter
     def layout(self, wish: Layout) -> None:
         self._move(wish, None)
+
+    @property
+    def figures(self) -> dict[str, go.Figure]:
+        """What is shown now: "predicted", "measured" and "losses"."""
+        return dict(self._pictures.figures)
 
     def start(self) -> None:
         """What *Run* does: train under the layout, in the background. Errors become messages."""
@@ -141,7 +141,11 @@ class Cockpit:
         self._show_layout()
 
     def _show_layout(self) -> None:
-        """Put every control where the layout is, and redraw the prediction."""
+        self._place_controls()
+        self._pictures.draw("predicted", self._predicted(self._plan(), paced=self.view.paced.value))
+
+    def _place_controls(self) -> None:
+        """Put every control where the layout is."""
         self._moving = True
         try:
             for axis in AXES:
@@ -154,20 +158,6 @@ class Cockpit:
         batch = f"dp {layout.dp} × m {layout.num_microbatches} × b {layout.microbatch_size}"
         text = f"{ranks}\nglobal batch {layout.global_batch_size} = {batch}"
         self.view.name_layout(str(layout), text)
-        self._show("predicted", self._predicted(self._plan(), paced=self.view.paced.value))
-
-    def _show(self, name: str, figure: go.Figure) -> None:
-        """Fill a live figure; two paced timelines share one time scale, so that their bars compare by eye."""
-        with self._drawing:
-            fill(self.figures[name], figure)
-            if name == "losses":
-                return
-            paced = "paced" in figure.layout.title.text
-            self._scales[name] = (figure.layout.xaxis.ticksuffix, figure.layout.xaxis.range[1], paced)
-            units, ends, are_paced = zip(*self._scales.values(), strict=True)
-            share = len(self._scales) == len(TIMELINES) and all(are_paced) and len(set(units)) == 1
-            for each, (_, end, _) in self._scales.items():
-                self.figures[each].layout.xaxis.range = [0, max(ends) if share else end]
 
     def _plan(self) -> Plan:
         return planning.build(self._choices.model, self._layout)
@@ -198,9 +188,9 @@ class Cockpit:
         ended = run.state != "running"
         trace = run.trace if ended else _measured(run.plan, events, run.training.pace)
         if trace.events:
-            self._show("measured", show.timeline(trace))
+            self._pictures.draw("measured", show.timeline(trace))
         self._remember(str(run.plan.layout), losses)
-        self._show("losses", show.losses(self._curves))
+        self._pictures.draw("losses", show.losses(self._curves))
         if losses and not ended:
             self.view.say(f"Step {len(losses)} of {run.training.num_steps}, loss {losses[-1]:.4f}.")
 

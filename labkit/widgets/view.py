@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import ipywidgets as ipw
-import plotly.graph_objects as go
 
 from labkit.widgets.choices import Choices
+from labkit.widgets.pictures import Pictures
 
 _LABELS = {
     "dp": "data parallel",
@@ -32,7 +32,7 @@ class View:
         num_steps: how many steps a run takes.
         run: starts a run.  stop: ends it after its step.
         layout_text: the layout as text.  status: what happens, or what went wrong.
-        figures: "predicted", "measured" and "losses".
+        pictures: the live figures.
         box: everything, arranged.
     """
 
@@ -43,7 +43,7 @@ class View:
     stop: ipw.Button
     layout_text: ipw.HTML
     status: ipw.HTML
-    figures: dict[str, go.FigureWidget]
+    pictures: Pictures
     box: ipw.Widget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,8 +58,7 @@ class View:
             ],
             layout={"width": "330px", "min_width": "330px", "padding": "12px 12px 12px 4px"},
         )
-        pictures = ipw.VBox(list(self.figures.values()), layout={"flex": "1 1 auto", "min_width": "0"})
-        self.box = ipw.HBox([controls, pictures], layout=_FULL)
+        self.box = ipw.HBox([controls, self.pictures], layout=_FULL)
 
     def say(self, text: str, tone: str = "quiet") -> None:
         """Show one message; its line breaks are kept, nothing in it is markup."""
@@ -75,11 +74,11 @@ class View:
 
     def close(self) -> None:
         """Take every widget out of the page and of memory."""
-        for widget in [*self.figures.values(), *_family(self.box)]:
+        for widget in _family(self.box):
             widget.close()
 
 
-def build_view(choices: Choices, figures: dict[str, go.FigureWidget], num_steps: int) -> View:
+def build_view(choices: Choices, pictures: Pictures, num_steps: int) -> View:
     """Make the widgets; the sliders' scales are the values that some layout has."""
     return View(
         axes={axis: _control(axis, choices.values(axis)) for axis in _LABELS},
@@ -89,7 +88,7 @@ def build_view(choices: Choices, figures: dict[str, go.FigureWidget], num_steps:
         stop=ipw.Button(description="Stop", icon="stop", disabled=True, layout={"width": "110px"}),
         layout_text=ipw.HTML(),
         status=ipw.HTML(layout={"margin": "8px 0 0 0"}),
-        figures=figures,
+        pictures=pictures,
     )
 
 

@@ -37,6 +37,15 @@ words => {
 }
 """
 
+# Whether every figure of the cockpit is as wide as its place.
+FIGURES_FIT = """
+() => {
+  const cell = document.querySelector('.widget-hslider').closest('.jp-Cell');
+  const figures = [...cell.querySelectorAll('.js-plotly-plot')];
+  return figures.length === 3 && figures.every(one => Math.abs(one._fullLayout.width - one.clientWidth) <= 2);
+}
+"""
+
 pytestmark = [pytest.mark.browser, pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
@@ -72,6 +81,7 @@ def test_the_first_notebook_and_its_sliders(lab: Lab, page: Page) -> None:
 
     pipeline = slider(page, "pipeline")
     wait_for(lambda: changed(page, "Predicted", "dp2 pp2"), "the prediction of the first layout")
+    wait_for(lambda: page.evaluate(FIGURES_FIT), "the figures to fit the page")
     pipeline.press("ArrowRight")
     predicted = wait_for(lambda: changed(page, "Predicted", "pp4"), "the prediction to follow the slider")
     assert lab.ask_kernel(kernel, "[cockpit.layout.dp, cockpit.layout.tp, cockpit.layout.pp]") == [1, 1, 4]
