@@ -365,3 +365,16 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize("data", ["/no/such/file", "~nobody/z", "x" * 5000, "a\0b"])
+def test_data_that_is_not_there_is_refused_before_any_rank_is_asked(data):
+    ranks = FakeRanks()
+    with pytest.raises(PlanError, match="is no usable path"):
+        lk.launch.train(ranks, small_plan(), data=data)
+    assert ranks.calls == []
+
+
+def test_arguments_the_wrong_way_round():
+    with pytest.raises(PlanError, match=r"ranks is a Plan.*Use lk\.launch\.train\(ranks, plan\)"):
+        lk.launch.train(small_plan(), FakeRanks())

@@ -38,6 +38,7 @@ class Call:
         tend: Callable[["Call"], None],
         ended: Callable[["Call"], None],
         answered: dict[int, int],
+        ahead: Callable[["Call"], list[str]],
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.freed_s: float | None = None
@@ -48,6 +49,8 @@ class Call:
         # `ended` is called when the last rank answered or died.
         self._tend, self._ended = tend, ended
         self._last_answered = answered
+        # The names of earlier calls that keep this one waiting.
+        self._ahead = ahead
         self._changed = threading.Condition()
         self._outcomes: dict[int, Outcome] = {}
         self._lost: dict[int, str] = {}
@@ -103,13 +106,7 @@ class Call:
             RankTimeout: not all ranks answered in time; they go on running.
         """
         if not self.wait(timeout_s):
-            missing = self.pending()
-            raise RankTimeout(
-                f"{ranks_text(missing)} did not finish {self.name} within {timeout_s:g} s and still work on it. "
-                "Wait longer, or free them with ranks.interrupt().",
-                missing=missing,
-                action=self.name,
-            )
+            raise self._late(timeout_s)
         with self._end_lock:
             if self._answer is None:
                 self._answer = self._gather()
@@ -120,6 +117,17 @@ class Call:
         if error is not None:
             raise error
         return values
+
+    def _late(self, timeout_s: float | None) -> RankTimeout:
+        missing = self.pending()
+        now = f"{ranks_text(missing)} did not finish {self.name} within {timeout_s:g} s"
+        ahead = self._ahead(self)
+        if ahead:
+            text = f"{now}: a rank runs one call at a time, and {' and '.join(ahead)} came first and is not over. "
+            text += "Wait for it (a training run ends with run.stop()), or end both with ranks.interrupt()."
+        else:
+            text = f"{now} and still work on it. Wait longer, or free them with ranks.interrupt()."
+        return RankTimeout(text, missing=missing, action=self.name)
 
     def attach(self, rank: int, future: Any) -> None:
         """Follow the message that carries the call to one rank (called by the crew)."""

@@ -253,7 +253,15 @@ class Crew:
         with self.lock:
             self.check()
             self._check_alive(ranks)
-            call = Call(name, next(self._numbers), ranks, tend=self.tend, ended=self._on_ended, answered=self.answered)
+            call = Call(
+                name,
+                next(self._numbers),
+                ranks,
+                tend=self.tend,
+                ended=self._on_ended,
+                answered=self.answered,
+                ahead=self._ahead,
+            )
             self.last_number = call.number
             self.calls = {one for one in self.calls if not one.done} | {call}
             try:
@@ -284,6 +292,10 @@ class Crew:
         """A call is over on every rank; after a failure that is not the same everywhere the groups are out of step."""
         if call.failed() and not call.symmetric():
             self.stale = True
+
+    def _ahead(self, call: Call) -> list[str]:
+        pending = set(call.pending())
+        return [one.name for one in self.under_way() if one.number < call.number and pending & set(one.pending())]
 
     def under_way(self) -> list[Call]:
         """Calls that some living rank still has to answer."""

@@ -79,8 +79,8 @@ def train(
         trace=trace,
     )
     if training.data is not None:
-        # A rank's working directory need not be the notebook's.
-        training = dataclasses.replace(training, data=os.path.abspath(training.data))
+        training = dataclasses.replace(training, data=_find(training.data))
+    _check_are_ranks(ranks)
     _check_plan(plan, len(ranks))
     with _starting:
         devices = _check_ranks(ranks)
@@ -93,6 +93,28 @@ def train(
 def last_run(ranks: "Ranks") -> Run | None:
     """The newest run on these ranks, also one that Ctrl-C or an error took from a cell."""
     return _runs.get(ranks)
+
+
+def _find(data: str) -> str:
+    """The whole path of the data: a rank's working directory need not be the notebook's."""
+    path = os.path.abspath(os.path.expanduser(data))
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PlanError(
+            f"data={data[:80]!r} is no usable path ({str(why).lower()}, looked for in {os.getcwd()}): "
+            "training reads a file or a folder of files. Give one that is there."
+        ) from None
+    return path
+
+
+def _check_are_ranks(ranks: Any) -> None:
+    if not hasattr(ranks, "clock_offsets"):
+        raise PlanError(
+            f"ranks is a {type(ranks).__name__}: what lk.cluster.start gave comes first, then the plan. "
+            "Use lk.launch.train(ranks, plan)."
+        )
 
 
 def _check_plan(plan: Any, num_ranks: int) -> None:

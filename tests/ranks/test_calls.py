@@ -154,3 +154,12 @@ def test_nccl_without_gpus_is_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ClusterError, match=r"backend='nccl' cannot be had: .* Use backend='gloo'"):
             lk.cluster.start(2, backend="nccl")
+
+
+def test_a_call_that_had_to_wait_names_what_came_first(ranks: Ranks) -> None:
+    first = ranks.run(work.sleep_long, block=False)
+    with pytest.raises(lk.errors.RankTimeout, match=r"one call at a time, and sleep_long came first"):
+        ranks.run(work.rank_number, timeout_s=1)
+    ranks.interrupt()
+    assert first.done
+    assert ranks.run(work.rank_number) == [0, 1, 2, 3]
