@@ -106,7 +106,7 @@ def _free(num_tries: int) -> None:
         if not calls.must_free():
             return
         if num_tries > 1:
-            release.shut(everything=num_tries % LAST_RESORT_AFTER == 0)
+            release.shut(waited_on=True, everything=num_tries % LAST_RESORT_AFTER == 0)
         calls.poke()
 
 

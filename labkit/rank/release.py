@@ -1,9 +1,9 @@
 """Frees a rank whose main thread waits for others, without their help.
 
-A thread that waits inside gloo never sees a signal: it returns when the sockets under its group are shut down, and a
-thread that waits for the rendezvous store when its connection to it is. So every socket that a group opens is noted
-while the group is being built, and the agent's thread shuts those, and only those, down. On NCCL the communicator's
-abort does the same. Groups are dead afterwards; `groups.build` makes new ones in the same process.
+A thread that waits inside gloo never sees a signal: it returns when the connections under its group end (`dead_ends`),
+and a thread that waits for the rendezvous store when its connection to it is shut down. So every socket that a group
+opens is noted while the group is being built, and the agent's thread ends those, and only those. On NCCL the
+communicator's abort does the same. Groups are dead afterwards; `groups.build` makes new ones in the same process.
 """
 
 import contextlib
@@ -17,6 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from labkit.rank import dead_ends
+
 MAX_PAIRS = 64
 PRETEND_TIMEOUT_S = 0.2
 
@@ -24,6 +26,7 @@ _PAIR = struct.Struct("@n")
 _lock = threading.Lock()
 _of_groups: set[str] = set()
 _of_store: set[str] = set()
+_replaced: set[str] = set()
 _control_ports: set[int] = set()
 # The sockets that stood before a group began to be built: what was opened since belongs to it, though it is not done.
 _before: set[str] | None = None
@@ -55,12 +58,16 @@ def forget() -> None:
     """Forget sockets of groups that are gone; a number may come back for something else."""
     with _lock:
         _of_groups.clear()
+        _replaced.clear()
+    dead_ends.close_all()
 
 
-def shut(*, everything: bool = False) -> int:
-    """Shut down every noted socket; called from the agent's thread while the main thread waits.
+def shut(*, waited_on: bool = False, everything: bool = False) -> int:
+    """Shut down every noted socket.
 
     Args:
+        waited_on: the main thread waits on them (this is the agent's thread): their operations are told. Only while no
+            other rank ends its side: gloo must not be closing a connection that is being replaced.
         everything: whatever connection the process holds, but for the lab's own; for a wait that nothing else ends.
 
     Returns:
@@ -68,6 +75,7 @@ def shut(*, everything: bool = False) -> int:
     """
     with _lock:
         begun = _sockets() - _before if _before is not None else set()
+        connected = _of_groups - begun
         ours = _of_groups | _of_store | begun
         if everything:
             ours |= _sockets()
@@ -75,7 +83,11 @@ def shut(*, everything: bool = False) -> int:
     for fd, name in files:
         if name in begun:
             _pretend(fd)
-    return sum(_shut_down(fd) for fd, _ in files) + _abort_nccl()
+    replaced = dead_ends.put([fd for fd, name in files if name in connected and _may_end(fd)]) if waited_on else []
+    with _lock:
+        # Their connections stay open for the other side's sake.
+        _replaced.update(name for fd, name in files if fd in replaced)
+    return sum(_shut_down(fd) for fd, name in files if name not in _replaced) + len(replaced) + _abort_nccl()
 
 
 def _watched(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,13 +146,31 @@ def _pretend(fd: int) -> None:
 def _shut_down(fd: int) -> bool:
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
-            if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+            if not _is_connection(copy):
                 return False
-            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return False  # gloo ends the process when its listener fails
-            if copy.getpeername()[1] in _control_ports:
-                return False  # the engine connected while a group was being built
             copy.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return False  # closed meanwhile, or never connected
+        return False  # closed meanwhile
     return True
+
+
+def _may_end(fd: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return _is_connection(copy)
+    except OSError:
+        return False
+
+
+def _is_connection(sock: socket.socket) -> bool:
+    """Whether this is a TCP connection to another process, and not one of the lab's own.
+
+    Raises:
+        OSError: it was never connected.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+        return False
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False  # gloo ends the process when its listener fails
+    # The engine may have connected to the notebook while a group was being built.
+    return sock.getpeername()[1] not in _control_ports
