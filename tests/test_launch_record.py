@@ -367,7 +367,7 @@ def until(condition):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("data", ["/no/such/file", "~nobody/z", "x" * 5000, "a\0b"])
+@pytest.mark.parametrize("data", ["/no/such/file", "~nobody/z", "x" * 5000])
 def test_data_that_is_not_there_is_refused_before_any_rank_is_asked(data):
     ranks = FakeRanks()
     with pytest.raises(PlanError, match="is no usable path"):

@@ -158,6 +158,10 @@ class Call:
             self._changed.notify_all()
         self._note_end()
 
+    def intact(self) -> bool:
+        """Whether every rank still has the process group that the lab built."""
+        return all(one.intact for one in self._outcomes.values())
+
     def symmetric(self) -> bool:
         """Whether every rank failed by itself, in the same way, at the same line: groups are still in step."""
         failures = [one.failure for one in self._outcomes.values()]

@@ -289,8 +289,8 @@ class Crew:
             )
 
     def _on_ended(self, call: Call) -> None:
-        """A call is over on every rank; after a failure that is not the same everywhere the groups are out of step."""
-        if call.failed() and not call.symmetric():
+        """A call is over on every rank: groups are out of step after a failure that is not the same everywhere."""
+        if not call.intact() or (call.failed() and not call.symmetric()):
             self.stale = True
 
     def _ahead(self, call: Call) -> list[str]:

@@ -6,6 +6,7 @@ calls that are still queued end before they begin, while later ones are not touc
 
 import asyncio
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -16,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.errors import Failure, text_of
-from labkit.rank import cells, output
+from labkit.rank import cells, groups, output
 from labkit.wire.parcel import Outcome, open_call
 
 SIGNAL = signal.SIGRTMIN + 9
@@ -40,6 +41,7 @@ _displays = False
 def install() -> None:
     """Take the signal that interrupts the main thread; called once, in the main thread."""
     signal.signal(SIGNAL, _on_signal)
+    sys.unraisablehook = _on_unraisable
 
 
 def running() -> tuple[int, str, float]:
@@ -70,6 +72,7 @@ def execute(number: int, name: str, packed: bytes) -> bytes:
     global _running
     # Calls run inside the engine's event loop: hidden from them, so that `asyncio.run` and a top-level `await` work.
     loop = asyncio._get_running_loop()
+    streams = sys.stdout, sys.stderr
     try:
         try:
             outcome = _execute(number, name, packed)
@@ -78,7 +81,8 @@ def execute(number: int, name: str, packed: bytes) -> bytes:
     except KeyboardInterrupt:  # the signal came between two lines of our own
         outcome = _interrupted(name)
     asyncio._set_running_loop(loop)
-    return replace(outcome, printed=_end()).dumps()
+    sys.stdout, sys.stderr = streams  # the engine flushes them, whatever the call put there
+    return replace(outcome, printed=_end(), intact=groups.intact()).dumps()
 
 
 def run_cell(code: str) -> None:
@@ -152,6 +156,12 @@ def _on_signal(signum: int, frame: types.FrameType | None) -> None:
         return
     _raised_s = now
     raise KeyboardInterrupt
+
+
+def _on_unraisable(args: Any) -> None:
+    """An interrupt that met a destructor is swallowed there, and comes again: nothing to tell."""
+    if args.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(args)
 
 
 def _stands_in(frame: types.FrameType | None, function: str) -> bool:

@@ -1,7 +1,6 @@
 """The world's process group inside a rank: built, torn down and built anew in the same process."""
 
 import datetime
-import os
 
 import torch
 import torch.distributed as dist
@@ -9,6 +8,9 @@ import torch.distributed as dist
 from labkit.rank import release
 
 _generation = 0
+_rank = -1
+_backend = "gloo"
+_world: object = None
 
 # Interrupts free a rank that waits, so a collective may wait long for a learner who thinks.
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -16,7 +18,7 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 def device() -> torch.device:
     """The device of this rank: its one visible GPU under NCCL, else the CPU."""
-    return torch.device("cuda", 0) if os.environ.get("LABKIT_BACKEND") == "nccl" else torch.device("cpu")
+    return torch.device("cuda", 0) if _backend == "nccl" else torch.device("cpu")
 
 
 def device_name() -> str:
@@ -24,9 +26,15 @@ def device_name() -> str:
     return torch.cuda.get_device_name(0) if device().type == "cuda" else "cpu"
 
 
-def rank() -> int:
-    """This process's rank."""
-    return int(os.environ["LABKIT_RANK"])
+def seat(rank: int, backend: str) -> None:
+    """Say once which rank this process is, and over what it talks."""
+    global _rank, _backend
+    _rank, _backend = rank, backend
+
+
+def intact() -> bool:
+    """Whether the world's group is still the one that was built here: a learner's code may destroy it."""
+    return _world is dist.group.WORLD
 
 
 def generation() -> int:
@@ -43,16 +51,16 @@ def build(*, world_size: int, backend: str, store_host: str, store_port: int, ge
     Returns:
         The generation now in force.
     """
-    global _generation
+    global _generation, _world
     tear_down()
     timeout = datetime.timedelta(seconds=timeout_s)
     store = release.open_store(
         lambda: dist.TCPStore(store_host, store_port, is_master=False, wait_for_workers=False, timeout=timeout)
     )
     prefixed = dist.PrefixStore(f"generation{generation}", store)
-    dist.init_process_group(backend, store=prefixed, rank=rank(), world_size=world_size, timeout=timeout)
+    dist.init_process_group(backend, store=prefixed, rank=_rank, world_size=world_size, timeout=timeout)
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
-    _generation = generation
+    _generation, _world = generation, dist.group.WORLD
     return generation
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from labkit.rank import agent, calls, release
+from labkit.rank import agent, calls, groups, release
 
 
 def begin(seat: dict[str, Any]) -> None:
@@ -14,6 +14,7 @@ def begin(seat: dict[str, Any]) -> None:
     The environment (`CUDA_VISIBLE_DEVICES` above all) is set by the caller, before anything of CUDA is touched.
     """
     torch.set_num_threads(int(seat["num_threads"]))
+    groups.seat(int(seat["rank"]), seat["env"]["LABKIT_BACKEND"])
     ports: set[int] = set()
     for value in json.loads(seat["connection"]).values():  # a port, a list of ports, or something else
         ports.update(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))

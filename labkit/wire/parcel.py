@@ -29,11 +29,13 @@ class Outcome:
         value: the pickled value.
         failure: what was raised instead.
         printed: whether output of the call travels beside this outcome.
+        intact: whether the world's process group is still the one that the lab built.
     """
 
     value: bytes | None = None
     failure: Failure | None = None
     printed: bool = False
+    intact: bool = True
 
     def dumps(self) -> bytes:
         """Pack for the way back to the notebook."""

@@ -163,3 +163,39 @@ def test_a_call_that_had_to_wait_names_what_came_first(ranks: Ranks) -> None:
     ranks.interrupt()
     assert first.done
     assert ranks.run(work.rank_number) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("on", [[0, 1, 2, 3], [2]])
+def test_a_destroyed_process_group_is_built_anew(ranks: Ranks, on: list[int]) -> None:
+    ranks.run("torch.distributed:destroy_process_group", ranks=on)
+    assert ranks.run(work.sum_of_ranks) == [6.0] * 4
+
+
+def test_a_call_that_takes_the_streams_away_does_not_end_the_rank(ranks: Ranks) -> None:
+    def take_away() -> int:
+        import sys
+
+        sys.stdout = sys.stderr = None  # type: ignore[assignment]
+        return 1
+
+    assert ranks.run(take_away) == [1] * 4
+    assert ranks.run(work.sum_of_ranks) == [6.0] * 4
+
+
+def test_a_cleared_environment_does_not_end_the_rank(ranks: Ranks) -> None:
+    def clear() -> dict[str, str]:
+        import os
+
+        kept = dict(os.environ)
+        os.environ.clear()
+        return kept
+
+    def put_back(kept: dict[str, str]) -> None:
+        import os
+
+        os.environ.update(kept)
+
+    kept = ranks.run(clear, ranks=[1])
+    ranks.run("torch.distributed:destroy_process_group", ranks=[1])
+    ranks.run(put_back, kept[0], ranks=[1])
+    assert ranks.run(work.sum_of_ranks) == [6.0] * 4
