@@ -220,6 +220,7 @@ def test_a_cockpit_on_one_rank_has_nothing_to_slide_but_microbatches() -> None:
 
 def test_an_unexpected_error_is_one_line_in_the_cockpit() -> None:
     ranks: Any = NoRanks(4)  # no rank behind it: train fails on it
+    ranks.clock_offsets = dict
     cockpit = widgets.cockpit(ranks)
     cockpit.start()
     assert "AttributeError" in cockpit.view.status.value
