@@ -6,7 +6,22 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(
-    {"cluster", "errors", "launch", "measure", "plan", "predict", "schedule", "show", "spec", "trace", "widgets"}
+    {
+        "checks",
+        "cluster",
+        "errors",
+        "exercise",
+        "grade",
+        "launch",
+        "measure",
+        "plan",
+        "predict",
+        "schedule",
+        "show",
+        "spec",
+        "trace",
+        "widgets",
+    }
 )
 
 __all__ = sorted([*_SUBMODULES, "__version__"])

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import threading
 import time
 import uuid
@@ -118,7 +119,7 @@ class Crew:
                 "LABKIT_RANK": str(rank),
                 "LABKIT_BACKEND": self.devices.backend,
                 "CUDA_VISIBLE_DEVICES": self.devices.visible[rank],
-                "GLOO_SOCKET_IFNAME": "lo" if os.path.exists("/sys/class/net/lo") else "lo0",
+                "GLOO_SOCKET_IFNAME": _loopback(),
             },
             "key": self._key.hex(),
             "hub_host": self.hub.host,
@@ -319,3 +320,9 @@ class Crew:
             if hasattr(self, part):
                 with contextlib.suppress(Exception):
                     getattr(self, part).close()
+
+
+def _loopback() -> str:
+    """The loopback interface: `lo` on Linux, `lo0` on macOS."""
+    names = [name for _, name in socket.if_nameindex()]
+    return "lo" if "lo" in names else "lo0"

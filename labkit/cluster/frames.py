@@ -16,10 +16,10 @@ def readable(failure: Failure) -> Failure:
     """The same failure, with the source of the notebook's cells filled in and cells named as IPython names them."""
     trace = _FRAME.sub(_with_source, failure.traceback)
     for file in {match["file"] for match in _FILE.finditer(trace)}:
-        if cell := _cell_name(file):
+        if cell := cell_name(file):
             trace = trace.replace(f'  File "{file}"', f"  {cell}")
     file, colon, line = failure.where.rpartition(":")
-    cell = _cell_name(file)
+    cell = cell_name(file)
     where = f"{cell}, line {line}" if cell and colon else failure.where
     return replace(failure, traceback=trace, where=where)
 
@@ -29,7 +29,7 @@ def _with_source(frame: re.Match[str]) -> str:
     return f"{frame[0]}    {source}\n" if source else frame[0]
 
 
-def _cell_name(file: str) -> str:
+def cell_name(file: str) -> str:
     """`Cell In[3]` for a cell of this notebook, "" for any other file."""
     shell = get_ipython()
     label = shell.compile.format_code_name(file) if shell is not None else None

@@ -177,6 +177,16 @@ class Ranks:
         self._crew.check()
         return status.take(self._crew, self._steps)
 
+    def stacks(self, ranks: Iterable[int] | None = None, *, timeout_s: float = 1.0) -> dict[int, list[str]]:
+        """Where the main thread of each rank is: frames as `function (file:line)`, innermost last.
+
+        Agents answer while their main thread waits. A rank whose agent does not answer in time is left out.
+        """
+        self._crew.check()
+        targets = check_ranks(ranks, self.world_size)
+        answers = self._crew.hub.ask(targets, "look", check_timeout(timeout_s))
+        return {rank: list(answer["stack"]) for rank, answer in answers.items()}
+
     def subscribe(self, topic: str, subscriber: Callable[[int, dict[str, Any]], None]) -> Callable[[], None]:
         """Have `subscriber(rank, message)` called, on a background thread, for what ranks report; returns the undo."""
         return self._crew.hub.subscribe(topic, subscriber)

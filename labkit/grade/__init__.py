@@ -1,0 +1,1 @@
+"""Grading: `check` in the notebook, `labkit grade` for a class."""

@@ -1,0 +1,94 @@
+"""Tries an answer on the members of a group and returns what it did as JSON text, whatever the answer returned."""
+
+import functools
+import json
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.rank import groups
+from labkit.wire.parcel import resolve
+
+__all__ = ["as_plain", "attempt", "device", "end_together"]
+
+MAX_NUMBERS = 200_000
+
+
+def attempt(
+    *,
+    functions: Mapping[str, Callable[..., Any]],
+    cells: Sequence[tuple[str, str]],
+    names: Sequence[str],
+    trial: str,
+    members: Sequence[int],
+    inputs: Mapping[str, Any],
+) -> str | None:
+    """Run one trial on the members of a group of its own, made for it and gone after it.
+
+    Runs on: every rank of the world at once. Communicates: makes a group; its members run the trial and
+    meet at the end.
+
+    Args:
+        functions: the answers as functions of the notebook; empty when `cells` bring them.
+        cells: name and source of cells that define the answers, run in order in a namespace of their own.
+        names: the names of the answers.
+        trial: the dotted name of `trial(answers, group, **inputs)`, which returns plain data.
+        members: the ranks of the group, in group order.
+        inputs: keyword arguments of the trial.
+
+    Returns:
+        JSON: `{"value": what the trial returned}`, or `{"missing": [names]}`; None on a rank that is no member.
+    """
+    group = dist.new_group(list(members))
+    if dist.get_rank() not in members:
+        return None
+    answers = dict(functions) or _define(cells)
+    missing = [name for name in names if not callable(answers.get(name))]
+    if missing:
+        told = {"missing": missing}
+    else:
+        told = {"value": resolve(trial)({name: answers[name] for name in names}, group, **inputs)}
+    end_together(group)
+    dist.destroy_process_group(group)
+    return json.dumps(told)
+
+
+def end_together(group: dist.ProcessGroup) -> None:
+    """Wait until every member has finished: a group that one of them leaves early would fail on the others."""
+    dist.barrier(group)
+
+
+def as_plain(value: Any) -> dict[str, Any]:
+    """What an answer returned, as plain data: a tensor with type, shape and numbers, anything else by its type's name.
+
+    Only a true `torch.Tensor` gives numbers: an object that claims to equal everything gives its name.
+    """
+    if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
+        return {"type": type(value).__name__}
+    plain = {"type": "Tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if value.numel() <= MAX_NUMBERS:
+        plain["values"] = value.detach().to("cpu", torch.float64).flatten().tolist()
+    return plain
+
+
+def device() -> torch.device:
+    """Where the inputs of a trial live."""
+    return groups.device()
+
+
+def _define(cells: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Run cells in a new namespace that calls itself `__main__`, as a notebook does."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for name, source in cells:
+        _show_lines(name, source)
+        exec(compile(source, name, "exec"), namespace)
+    return namespace
+
+
+@functools.cache
+def _show_lines(name: str, source: str) -> None:
+    """Let tracebacks show the lines of a cell."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
