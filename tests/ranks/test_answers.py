@@ -1,4 +1,4 @@
-"""Every exercise on real ranks: its solution gets full marks, its stub zero, each wrong answer exactly what it declares.
+"""Every exercise on real ranks: right gets full marks, a stub zero, wrong exactly what it declares.
 
 A wrong answer is a file `tests/grade/wrong/<question>/<name>.py` that begins with the lines `# status: partial`,
 `# score: 4` and `# message: ...` (the exact message), then an empty line, then the code of a cell.
@@ -13,7 +13,7 @@ import pytest
 from labkit import checks
 from labkit.cluster import Ranks
 from labkit.exercise import Result, mark
-from labkit.grade.strip import strip
+from labkit.grade import strip
 from labkit.trial import Answer, observe
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
