@@ -1,6 +1,8 @@
 """The world's process group inside a rank: built, torn down and built anew in the same process."""
 
 import datetime
+import gc
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ _generation = 0
 _rank = -1
 _backend = "gloo"
 _world: object = None
+_on_tear_down: list[Callable[[], None]] = []
 
 # Interrupts free a rank that waits, so a collective may wait long for a learner who thinks.
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -40,6 +43,11 @@ def intact() -> bool:
 def generation() -> int:
     """How often the groups of this process were built; groups and meshes of an earlier generation are dead."""
     return _generation
+
+
+def on_tear_down(forget: Callable[[], None]) -> None:
+    """Have `forget()` called whenever the groups end: what still holds one keeps its threads and sockets alive."""
+    _on_tear_down.append(forget)
 
 
 def build(*, world_size: int, backend: str, store_host: str, store_port: int, generation: int, timeout_s: float) -> int:
@@ -77,4 +85,7 @@ def tear_down() -> None:
     # these names in the store) and a half-registered group.
     core._unregister_all_process_groups()
     core._world.group_count = 0
+    for forget in _on_tear_down:
+        forget()
+    gc.collect()  # wrapped modules are cyclic, and hold their groups
     release.forget()

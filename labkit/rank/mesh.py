@@ -1,11 +1,11 @@
 """A layout's groups: one per axis, one of all members, and one that joins the two ends of a pipeline."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 
 from labkit.errors import PlanError
 from labkit.plan import AXES, Placement, Plan
@@ -35,19 +35,14 @@ class Mesh:
         return self.device_mesh.get_group(axis)
 
 
-@dataclass(slots=True)
-class _Built:
-    generation: int = -1
-    meshes: dict[tuple[int, ...], Mesh | None] = field(default_factory=dict)
-
-
-_built = _Built()
+# By degrees; of the present groups.
+_built: dict[tuple[int, ...], "Mesh | None"] = {}
 
 
 def of(plan: Plan) -> Mesh | None:
     """Return this rank's mesh under a plan; None where the plan does without this rank.
 
-    Groups of the same degrees are made once per generation of the world's group.
+    Groups of the same degrees are made once, until the world's group is built anew.
 
     Runs on: every rank of the world at once, member or not. Communicates: the rendezvous store, the first time.
 
@@ -61,15 +56,11 @@ def of(plan: Plan) -> Mesh | None:
             f"dp({layout.dp}) * pp({layout.pp}) * tp({layout.tp}) = {plan.world_size} but {world_size} ranks are up: "
             f"each rank has one place in the mesh. Start {plan.world_size} ranks or change an axis."
         )
-    if _built.generation != groups.generation():
-        _built.meshes.clear()
-        forget_cached_meshes()
-        _built.generation = groups.generation()
     is_tied = plan.model.tied_embeddings and layout.pp > 1
     key = (layout.pp, layout.dp, layout.tp, int(is_tied))
-    if key not in _built.meshes:
-        _built.meshes[key] = _build(plan, world_size, is_tied)
-    return _built.meshes[key]
+    if key not in _built:
+        _built[key] = _build(plan, world_size, is_tied)
+    return _built[key]
 
 
 def _build(plan: Plan, world_size: int, is_tied: bool) -> Mesh | None:
@@ -93,9 +84,21 @@ def _build(plan: Plan, world_size: int, is_tied: bool) -> Mesh | None:
     )
 
 
-def forget_cached_meshes() -> None:
-    """Drop the meshes that DTensor's cached rules hold: an equal mesh of an earlier generation has dead groups."""
+def forget() -> None:
+    """Drop every mesh, also those that DTensor's caches hold: their groups are dead, and an equal mesh would find them.
+
+    These are all caches of torch.distributed.tensor that hold a mesh (torch 2.13; 2.11 and 2.12 lack some).
+    """
+    _built.clear()
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if clear is not None:
         clear()
+    _redistribute._gen_transform_infos.cache_clear()
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
+    planners = getattr(_redistribute, "_planner_cache", None)
+    if planners is not None:
+        planners.clear()
+
+
+groups.on_tear_down(forget)

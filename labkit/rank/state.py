@@ -26,7 +26,6 @@ class State:
         forward_backward: runs a step's micro-batches; returns this rank's share of the loss.
         recorder: what the modules record into.
         step: steps done, which is also the position in the data: a step's samples depend on its number.
-        generation: of the groups that its modules communicate over.
     """
 
     plan: Plan
@@ -36,7 +35,6 @@ class State:
     forward_backward: Callable[[Tensor, Tensor], Tensor]
     recorder: Recorder
     step: int
-    generation: int
 
 
 @dataclass(slots=True)
@@ -69,9 +67,6 @@ def current() -> State:
     """
     if _slot.state is None:
         raise PlanError(f"there is no live training state: {_slot.why_none}. Use start='fresh'.")
-    if _slot.state.generation != groups.generation():
-        end("the ranks' groups were built anew, by an interrupt or a restart")
-        return current()
     return _slot.state
 
 
@@ -95,3 +90,11 @@ def resume(plan: Plan, training: Training) -> State:
             f"goes on with the optimizer's state. Use optimizer={state.optimizer_kind!r} or start='fresh'."
         )
     return state
+
+
+def _lose_groups() -> None:
+    if _slot.state is not None:
+        end("the ranks' groups were built anew, by an interrupt or a restart")
+
+
+groups.on_tear_down(_lose_groups)

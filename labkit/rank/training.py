@@ -89,7 +89,6 @@ def build(plan: Plan, training: Training, own: Mesh) -> State:
         forward_backward=forward_backward,
         recorder=recorder,
         step=0,
-        generation=groups.generation(),
     )
 
 

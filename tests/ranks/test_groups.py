@@ -76,3 +76,26 @@ def test_a_learner_may_end_the_default_group(ranks: lk.cluster.Ranks) -> None:
 
     ranks.run(end)
     assert ranks.run(waits.sum_of_ranks) == [6.0] * 4
+
+
+def test_groups_that_were_built_anew_leave_no_thread_or_socket_of_the_old_ones(ranks: lk.cluster.Ranks) -> None:
+    def held() -> tuple[int, int]:
+        import os
+
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        sockets = [link for link in links if os.path.exists(link) and os.readlink(link).startswith("socket:")]
+        return len(os.listdir("/proc/self/task")), len(sockets)
+
+    plan = lk.plan.build(lk.spec.Model.preset("tiny"), lk.spec.Layout.parse("tp2 dp2"))
+
+    def one_round() -> list[tuple[int, int]]:
+        lk.launch.train(ranks, plan, num_steps=1)
+        ranks.run(waits.barrier, ranks=[0], block=False)
+        ranks.interrupt()
+        return ranks.run(held)
+
+    one_round()
+    before = one_round()
+    for _ in range(2):
+        after = one_round()
+    assert all(a <= b for seen, allowed in zip(after, before, strict=True) for a, b in zip(seen, allowed, strict=True))

@@ -182,8 +182,7 @@ def rebuilt_groups(folder):
 
     rank = dist.get_rank()
     before = [run(text, 2)["losses"] for text in ("tp2 dp2 b4", "tp2 pp2 m2 b4")]
-    dist.distributed_c10d._abort_process_group()
-    groups._generation += 1
+    groups.tear_down()
     store = dist.FileStore(f"{folder}/again", 4)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
     refused = error_of(run, "tp2 pp2 m2 b4", 1, start="live")
