@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from labkit import plan as planning
 from labkit import predict
 from labkit.errors import PlanError
+from labkit.schedule import parse_actions
 from labkit.spec import Layout, Model
 
 MODEL = Model(num_layers=16, d_model=64, num_heads=4, vocab_size=256, seq_len=32)
@@ -96,3 +97,33 @@ def test_impossible_requests():
     for sizes in ((0, 1), (1, 0), (None, 1), (1, 2.5)):
         with pytest.raises(PlanError, match=r"num_(stages|microbatches)="):
             predict.bubble_fraction(*sizes)
+
+
+def test_a_schedule_written_by_hand_is_timed_like_its_plan():
+    plan = built("pp4 m6 1f1b")
+    by_hand, from_plan = predict.timeline(plan.actions, 1.0, 2.0, 0.5), predict.timeline(plan, 1.0, 2.0, 0.5)
+    assert by_hand.events == from_plan.events
+    assert by_hand.plan is None
+
+
+def test_two_stages_of_one_rank_send_nothing():
+    trace = predict.timeline(parse_actions("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0"), 1.0, 2.0, 0.5)
+    assert trace.step_time_s == 3 * 4 + 4 * 0.5
+    assert {(event.label, event.rank, event.peer) for event in trace.events if event.kind == "SEND_F"} == {
+        ("0SEND_F0", 0, 1),
+        ("2SEND_F0", 1, 0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ("0F0", r"plan '0F0' is no Plan: use labkit.plan.build\(model, layout\), or a schedule"),
+        ([["0F0", "0B0"]], "rank 0 holds '0F0': a timeline times forwards and backwards"),
+        (parse_actions("0F0 0I0 0W0"), "rank 0 holds Action"),
+        (parse_actions("0B0 0F0"), "the schedule stops half-way: check its actions with schedule.validate"),
+    ],
+)
+def test_what_cannot_be_timed(actions, message):
+    with pytest.raises(PlanError, match=message):
+        predict.timeline(actions)

@@ -143,3 +143,25 @@ def test_build_by_name():
     assert schedule.build("gpipe", 2, 3) == gpipe(2, 3)
     with pytest.raises(PlanError, match=r"schedule='gpip' is unknown: .*Did you mean 'gpipe'"):
         schedule.build("gpip", 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ([["0F0", "0B0"]], "1 lists for num_stages=2: a schedule has one list for each stage"),
+        ([["0F0", "0B0"], ["0F0", "0B0"]], "list 1 holds 0F0, an action of stage 0: .* Write 1F0"),
+        ([["0F0", "0B0"], ["1F0"]], "1B0 is missing"),
+        ([["0F0", "B0"], ["1F0", "1B0"]], "'B0' is not an action"),
+    ],
+)
+def test_lists_of_text_that_are_no_schedule(lists, message):
+    with pytest.raises(PlanError, match=message):
+        schedule.read(lists, 2, 1)
+
+
+@given(**SIZES)
+def test_read_undoes_str_and_microbatches_are_in_order(builder, num_stages, num_microbatches):
+    actions = builder(num_stages, num_microbatches)
+    lists = [[str(action) for action in line] for line in actions]
+    assert schedule.read(lists, num_stages, num_microbatches) == actions
+    schedule.check_order(actions)

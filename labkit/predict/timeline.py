@@ -1,6 +1,6 @@
 """When every action of a plan runs, from its schedule's dependencies and declared durations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from labkit.errors import PlanError
 from labkit.plan import Plan
@@ -14,15 +14,18 @@ MOST_EVENTS = 2_000_000
 
 
 def timeline(
-    plan: Plan, forward_s: float | Sequence[float] = 1.0, backward_s: float | Sequence[float] = 2.0, send_s: float = 0.0
+    plan: Plan | Sequence[Sequence[Action]],
+    forward_s: float | Sequence[float] = 1.0,
+    backward_s: float | Sequence[float] = 2.0,
+    send_s: float = 0.0,
 ) -> Trace:
-    """Predict one step: each rank runs its actions in order, each as soon as its inputs are there.
+    r"""Predict one step: each rank runs its actions in order, each as soon as its inputs are there.
 
     Sends leave when the computation ends, take `send_s`, and overlap with further computation. Ranks of one pp rank
     do the same at the same time.
 
     Args:
-        plan: what to run.
+        plan: what to run; or a schedule that was written by hand: its forwards and backwards, one list per rank.
         forward_s: seconds of a forward of one micro-batch, for every stage or for each stage.
         backward_s: seconds of a backward, likewise.
         send_s: seconds from the end of a computation until the next stage has its result.
@@ -32,38 +35,35 @@ def timeline(
         each rank.
 
     Raises:
-        PlanError: a duration that is no number of 0 or more, a list whose length is not the number of stages, or more
-            than 2,000,000 events.
+        PlanError: a duration that is no number of 0 or more, a list whose length is not the number of stages, more
+            than 2,000,000 events, or a schedule of other actions or one that stops half-way.
 
-    >>> from labkit import plan, spec
+    >>> from labkit import plan, schedule, spec
     >>> small = plan.build(spec.Model.preset("tiny"), spec.Layout.parse("pp2 m2 gpipe"))
     >>> trace = timeline(small, forward_s=1.0, backward_s=2.0)
     >>> trace.step_time_s, round(trace.bubble_fraction, 4)
     (9.0, 0.3333)
+    >>> timeline(schedule.parse_actions("0F0 0B0 0F1 0B1 \n 1F0 1B0 1F1 1B1")).step_time_s
+    12.0
     """
-    if not isinstance(plan, Plan):
-        raise PlanError(f"plan {shown(plan)} is no Plan: use labkit.plan.build(model, layout).")
-    durations = {
-        "F": _durations("forward_s", forward_s, plan.num_stages),
-        "B": _durations("backward_s", backward_s, plan.num_stages),
-    }
     send_s = number("send_s", send_s)
-    num_events = plan.world_size * (1 + plan.layout.num_microbatches * (2 if send_s == 0 else 6))
-    if num_events > MOST_EVENTS:
-        raise PlanError(
-            f"layout '{plan.layout}' has up to {num_events} events and a timeline holds {MOST_EVENTS}: "
-            f"use fewer ranks or micro-batches."
-        )
-    starts = _simulate(plan, durations, send_s)
-    end_s = max(start_s + durations[action.kind][action.stage] for action, start_s in starts.items())
-    events = [Event(rank, "step", 0.0, end_s, step=0) for rank in range(plan.world_size)]
-    lines = plan.actions
-    for rank in range(plan.world_size):
-        pp_rank = plan.placement(rank).pp_rank
-        peers = plan.group_ranks("pp", rank)
-        for action in lines[pp_rank]:
+    _check_number_of_events(plan, 1 if send_s == 0 else 3)
+    lines = plan.actions if isinstance(plan, Plan) else _lines(plan)
+    rank_of = {action.stage: rank for rank, line in enumerate(lines) for action in line}
+    num_stages = max(rank_of, default=0) + 1
+    durations = {
+        "F": _durations("forward_s", forward_s, num_stages),
+        "B": _durations("backward_s", backward_s, num_stages),
+    }
+    starts = _simulate(lines, rank_of, durations, send_s)
+    end_s = max((start_s + durations[action.kind][action.stage] for action, start_s in starts.items()), default=0.0)
+    events = []
+    for rank, (line, members) in enumerate(_ranks(plan, lines)):
+        events.append(Event(rank, "step", 0.0, end_s, step=0))
+        peers = {stage: members[other] for stage, other in rank_of.items() if members[other] != rank}
+        for action in line:
             events += _events(action, rank, peers, starts, durations, send_s)
-    return Trace(events, "predicted", plan)
+    return Trace(events, "predicted", plan if isinstance(plan, Plan) else None)
 
 
 def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
@@ -82,6 +82,45 @@ def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
     return (num_stages - 1) / (num_microbatches + num_stages - 1)
 
 
+def _check_number_of_events(plan: object, each: int) -> None:
+    """Refuse a plan before its actions are made."""
+    if not isinstance(plan, Plan):
+        return
+    num_events = plan.world_size * (1 + plan.layout.num_microbatches * 2 * each)
+    if num_events > MOST_EVENTS:
+        raise PlanError(
+            f"layout '{plan.layout}' has up to {num_events} events and a timeline holds {MOST_EVENTS}: "
+            f"use fewer ranks or micro-batches."
+        )
+
+
+def _lines(actions: object) -> list[list[Action]]:
+    """A schedule that was written by hand, as far as it can be timed."""
+    if not isinstance(actions, list | tuple) or not all(isinstance(line, list | tuple) for line in actions):
+        raise PlanError(
+            f"plan {shown(actions)} is no Plan: use labkit.plan.build(model, layout), or a schedule, one list of "
+            f"actions per rank."
+        )
+    for rank, line in enumerate(actions):
+        for action in line:
+            if not isinstance(action, Action) or action.kind not in ("F", "B"):
+                raise PlanError(
+                    f"rank {rank} holds {shown(action)}: a timeline times forwards and backwards. Use F and B only."
+                )
+    return [list(line) for line in actions]
+
+
+def _ranks(
+    plan: Plan | Sequence[Sequence[Action]], lines: list[list[Action]]
+) -> Iterator[tuple[list[Action], Sequence[int]]]:
+    """What each rank runs, and the ranks of its pipeline."""
+    if not isinstance(plan, Plan):
+        yield from ((line, range(len(lines))) for line in lines)
+        return
+    for rank in range(plan.world_size):
+        yield lines[plan.placement(rank).pp_rank], plan.group_ranks("pp", rank)
+
+
 def _durations(name: str, value: float | Sequence[float], num_stages: int) -> list[float]:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if len(value) != num_stages:
@@ -90,10 +129,14 @@ def _durations(name: str, value: float | Sequence[float], num_stages: int) -> li
     return [number(name, value)] * num_stages
 
 
-def _simulate(plan: Plan, durations: Mapping[str, Sequence[float]], send_s: float) -> dict[Action, float]:
+def _simulate(
+    lines: Sequence[Sequence[Action]],
+    rank_of: Mapping[int, int],
+    durations: Mapping[str, Sequence[float]],
+    send_s: float,
+) -> dict[Action, float]:
     """Start of every action in seconds: ranks take turns, each going as far as its inputs allow."""
-    lines = plan.actions
-    num_stages, pp = plan.num_stages, plan.layout.pp
+    num_stages = len(durations["F"])
     position, free_s = [0] * len(lines), [0.0] * len(lines)
     starts: dict[Action, float] = {}
     ends: dict[Action, float] = {}
@@ -106,20 +149,20 @@ def _simulate(plan: Plan, durations: Mapping[str, Sequence[float]], send_s: floa
                 inputs = dependencies(action, num_stages)
                 if any(needed not in ends for needed in inputs):
                     break
-                arrivals = [ends[needed] + (send_s if needed.stage % pp != rank else 0.0) for needed in inputs]
+                arrivals = [ends[needed] + (send_s if rank_of[needed.stage] != rank else 0.0) for needed in inputs]
                 starts[action] = max([free_s[rank], *arrivals])
                 ends[action] = free_s[rank] = starts[action] + durations[action.kind][action.stage]
                 position[rank] += 1
                 remaining -= 1
         if remaining == before:
-            raise PlanError(f"layout '{plan.layout}' stops half-way: check its actions with schedule.validate.")
+            raise PlanError("the schedule stops half-way: check its actions with schedule.validate.")
     return starts
 
 
 def _events(
     action: Action,
     rank: int,
-    peers: Sequence[int],
+    peers: Mapping[int, int],
     starts: Mapping[Action, float],
     durations: Mapping[str, Sequence[float]],
     send_s: float,
@@ -135,9 +178,9 @@ def _events(
         return result
     forwards = action.kind == "F"
     source, target = (stage - 1, stage + 1) if forwards else (stage + 1, stage - 1)
-    if 0 <= target < len(peers):
+    if target in peers:
         result.append(event(f"SEND_{action.kind}", start_s + duration_s, send_s, peers[target]))
-    if 0 <= source < len(peers):
+    if source in peers:
         sent_s = starts[Action(source, action.kind, microbatch)] + durations[action.kind][source]
         result.append(event(f"RECV_{action.kind}", sent_s, send_s, peers[source]))
     return result

@@ -2,7 +2,7 @@
 
 from labkit.schedule.action import COMMUNICATION, COMPUTE, KINDS, Action, format_actions, parse, parse_actions
 from labkit.schedule.schedules import BUILDERS, add_communication, build, gpipe, num_in_flight, one_f_one_b
-from labkit.schedule.validate import dependencies, validate
+from labkit.schedule.validate import check_order, dependencies, read, validate
 
 __all__ = [
     "BUILDERS",
@@ -12,6 +12,7 @@ __all__ = [
     "Action",
     "add_communication",
     "build",
+    "check_order",
     "dependencies",
     "format_actions",
     "gpipe",
@@ -19,5 +20,6 @@ __all__ = [
     "one_f_one_b",
     "parse",
     "parse_actions",
+    "read",
     "validate",
 ]

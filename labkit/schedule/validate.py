@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from labkit.errors import PlanError
-from labkit.schedule.action import COMPUTE, Action
+from labkit.schedule.action import COMPUTE, Action, parse
 from labkit.spec.checks import shown, whole
 
-__all__ = ["dependencies", "validate"]
+__all__ = ["check_order", "dependencies", "read", "validate"]
 
 
 def validate(actions: Sequence[Sequence[Action]], num_stages: int, num_microbatches: int) -> None:
@@ -29,6 +29,62 @@ def validate(actions: Sequence[Sequence[Action]], num_stages: int, num_microbatc
     rank_of = _check_each(actions, num_stages, num_microbatches)
     _check_complete(rank_of, num_stages, num_microbatches)
     _check_progress(actions, rank_of, num_stages)
+
+
+def read(lists: Sequence[Sequence[str]], num_stages: int, num_microbatches: int) -> list[list[Action]]:
+    """Read a schedule with one stage per rank, given as one list of texts for each stage, and check it.
+
+    Returns:
+        The actions, one list per stage.
+
+    Raises:
+        PlanError: not one list for each stage, a text that is no action, an action in the list of another stage, or
+            what `validate` refuses.
+
+    >>> [len(line) for line in read([["0F0", "0B0"], ["1F0", "1B0"]], 2, 1)]
+    [2, 2]
+    >>> read([["0F0", "0B0"], ["0F0", "0B0"]], 2, 1)
+    Traceback (most recent call last):
+        ...
+    labkit.errors.PlanError: list 1 holds 0F0, an action of stage 0: list s holds the actions of stage s. Write 1F0.
+    """
+    if len(lists) != num_stages:
+        raise PlanError(f"{len(lists)} lists for num_stages={num_stages}: a schedule has one list for each stage.")
+    actions = [[parse(text) for text in line] for line in lists]
+    for stage, line in enumerate(actions):
+        for action in line:
+            if action.stage != stage:
+                fix = Action(stage, action.kind, action.microbatch)
+                raise PlanError(
+                    f"list {stage} holds {action}, an action of stage {action.stage}: list s holds the actions of "
+                    f"stage s. Write {fix}."
+                )
+    validate(actions, num_stages, num_microbatches)
+    return actions
+
+
+def check_order(actions: Sequence[Sequence[Action]]) -> None:
+    """Check that every rank takes the micro-batches of a stage in order, forward and backward: first in, first out.
+
+    Raises:
+        PlanError: naming the first action that comes too early.
+
+    >>> from labkit.schedule import parse_actions
+    >>> check_order(parse_actions("0F0 0F1 0B1 0B0"))
+    Traceback (most recent call last):
+        ...
+    labkit.errors.PlanError: rank 0 runs 0B1 before 0B0: micro-batches go in order, forward and backward alike.
+    """
+    for rank, line in enumerate(actions):
+        expected: dict[tuple[int, str], int] = {}
+        for action in line:
+            microbatch = expected.setdefault((action.stage, action.kind), 0)
+            if action.microbatch != microbatch:
+                due = Action(action.stage, action.kind, microbatch)
+                raise PlanError(
+                    f"rank {rank} runs {action} before {due}: micro-batches go in order, forward and backward alike."
+                )
+            expected[action.stage, action.kind] += 1
 
 
 def dependencies(action: Action, num_stages: int) -> list[Action]:
