@@ -3,8 +3,10 @@
 import itertools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -253,3 +255,16 @@ def test_gaps_and_spans_tile_the_window(busy: list[tuple[float, float]]) -> None
         if any(first <= start and end <= last for first, last in busy)
     )
     assert covered + sum(end - start for start, end in idle) == pytest.approx(20.0)
+
+
+def test_a_run_is_drawn_by_its_trace() -> None:
+    trace = predicted("pp2 m4")
+    run = SimpleNamespace(trace=trace)
+    assert show.timeline(run) == show.timeline(trace)
+    assert show.memory(run) == show.memory(trace)
+
+
+@pytest.mark.parametrize("draw", [show.timeline, show.memory])
+def test_what_has_no_trace_is_refused(draw: Callable[[Any], go.Figure]) -> None:
+    with pytest.raises(PlanError, match=r"a str is no trace.*Give a run, run\.trace"):
+        draw("run")

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import plan, predict, show, widgets
-from labkit.errors import LabError, PlanError, RankTimeout
+from labkit.errors import ClusterError, LabError, PlanError, RankTimeout
 from labkit.spec import Layout, Model, Pace
 from labkit.trace import Event, Trace
 from labkit.widgets.choices import AXES, Choices
@@ -188,11 +188,20 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
 class NoRanks:
     """As many as it says, and nothing that answers: enough to move sliders."""
 
+    stopped = False
+
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
 
     def __len__(self) -> int:
         return self.num_ranks
+
+
+def test_the_cockpit_of_stopped_ranks_is_refused() -> None:
+    ranks: Any = NoRanks(4)
+    ranks.stopped = True
+    with pytest.raises(ClusterError, match="these ranks were stopped"):
+        widgets.cockpit(ranks)
 
 
 def test_the_cockpit_does_not_keep_ranks_alive() -> None:

@@ -59,7 +59,6 @@ class Crew:
         self._store_pid = self._store_port = 0
         self.generation = 0
         self.stale = True
-        self.num_rebuilt = 0
         self.last_number = 0
         self.tend: Callable[[Call], None] = lambda call: None
         self._numbers = itertools.count(1)

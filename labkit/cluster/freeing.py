@@ -100,7 +100,6 @@ class Freeing:
                     # Cut short, perhaps while it was sent: some ranks may wait in it for the others.
                     self._send_free(crew.alive(), crew.last_number)
                 raise
-            crew.num_rebuilt += 1
 
     def _finish(self, call: Call, timeout_s: float) -> None:
         """Wait for the groups; if they do not come, no rank is left waiting for them."""

@@ -46,9 +46,10 @@ class RankMagics(ParallelMagics):  # type: ignore[misc]
     def cell_px(self, line: str = "", cell: str = "") -> "Call | None":
         """Run the cell on every rank: `%%px [--targets 0,2 | 1:3 | all] [--noblock] [--out NAME] [--local]`.
 
-        `--noblock` returns the call at once, `--out` keeps it under a name, `--local` runs the cell here too.
+        `--ranks` is another name for `--targets`. `--noblock` returns the call at once, `--out` keeps it under a name,
+        `--local` runs the cell here too.
         """
-        args = parse_argstring(ParallelMagics.cell_px, line)
+        args = parse_argstring(ParallelMagics.cell_px, line.replace("--ranks", "--targets"))
         targets = self._eval_target_str(args.targets) if args.targets else self.view.targets
         call = self._submit(cell, targets)
         if args.save_name:

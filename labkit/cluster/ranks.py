@@ -144,21 +144,11 @@ class Ranks:
 
     def pause(self, rank: int) -> None:
         """Stop a rank's process where it is (SIGSTOP)."""
-        self._crew.check()
-        member = self._crew.members[check_rank(rank, self.world_size)]
-        if member.lost:
-            raise ClusterError(f"rank {rank} is gone ({member.lost}): only a living rank can be paused.")
-        self._crew.signal(rank, signal.SIGSTOP)
-        member.paused = True
+        self._signal(rank, signal.SIGSTOP, paused=True)
 
     def resume(self, rank: int) -> None:
         """Let a paused rank go on (SIGCONT)."""
-        self._crew.check()
-        member = self._crew.members[check_rank(rank, self.world_size)]
-        if member.lost:
-            raise ClusterError(f"rank {rank} is gone ({member.lost}): use ranks.restart({rank}).")
-        self._crew.signal(rank, signal.SIGCONT)
-        member.paused = False
+        self._signal(rank, signal.SIGCONT, paused=False)
 
     def restart(self, rank: int) -> None:
         """Give a rank a new process under the same number (a spare if there is one) and build new groups.
@@ -186,6 +176,17 @@ class Ranks:
         targets = check_ranks(ranks, self.world_size)
         answers = self._crew.hub.ask(targets, "look", check_timeout(timeout_s))
         return {rank: list(answer["stack"]) for rank, answer in answers.items()}
+
+    def waiting_s(self, ranks: Iterable[int] | None = None, *, timeout_s: float = 1.0) -> dict[int, float]:
+        """For how long each rank, in a call, has neither used a core nor queued for one; ranks that answer in time."""
+        self._crew.check()
+        answers = self._crew.hub.ask(check_ranks(ranks, self.world_size), "look", check_timeout(timeout_s))
+        return {rank: float(answer["waiting_s"]) for rank, answer in answers.items()}
+
+    def under_way(self) -> tuple[str, ...]:
+        """The names of the calls that ranks have not answered yet, oldest first."""
+        self._crew.check()
+        return tuple(call.name for call in self._crew.under_way())
 
     def subscribe(self, topic: str, subscriber: Callable[[int, dict[str, Any]], None]) -> Callable[[], None]:
         """Have `subscriber(rank, message)` called, on a background thread, for what ranks report; returns the undo."""
@@ -250,6 +251,17 @@ class Ranks:
             # IPython shows what this returns, not where in the lab the notebook waited.
             error._render_traceback_ = partial(short_traceback, error)  # type: ignore[attr-defined]
             raise
+
+    def _signal(self, rank: int, number: signal.Signals, *, paused: bool) -> None:
+        self._crew.check()
+        member = self._crew.members[check_rank(rank, self.world_size)]
+        if member.lost:
+            raise ClusterError(
+                f"rank {rank} is gone ({member.lost}): only a living rank can be paused or go on. "
+                f"Use ranks.restart({rank})."
+            )
+        self._crew.signal(rank, number)
+        member.paused = paused
 
     def _restart_lost(self, rank: int) -> None:
         """End a rank's process, if it lives, and start the next; groups are not built."""

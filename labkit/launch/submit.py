@@ -6,6 +6,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from labkit.errors import ClusterError, PlanError, ranks_text
 from labkit.launch.run import Run
 from labkit.plan import Plan
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from labkit.cluster import Ranks
 
 __all__ = ["last_run", "train"]
+
+# fp32: weight and gradient, and AdamW's two moments.
+_BYTES_PER_PARAMETER = {"adamw": 16, "sgd": 8}
 
 _starting = threading.Lock()
 _runs: "weakref.WeakKeyDictionary[Ranks, Run]" = weakref.WeakKeyDictionary()
@@ -82,6 +87,8 @@ def train(
         training = dataclasses.replace(training, data=_find(training.data))
     _check_are_ranks(ranks)
     _check_plan(plan, len(ranks))
+    if ranks.backend == "gloo":
+        _check_memory(plan, training.optimizer, psutil.virtual_memory().available)
     with _starting:
         devices = _check_ranks(ranks)
         run = Run(ranks, plan, training, devices[: plan.world_size])
@@ -128,6 +135,18 @@ def _check_plan(plan: Any, num_ranks: int) -> None:
         raise PlanError(
             f"dp({layout.dp}) * pp({layout.pp}) * tp({layout.tp}) = {layout.world_size} but {num_ranks} ranks are up: "
             f"each rank has one place in the mesh. Start {layout.world_size} ranks or change an axis."
+        )
+
+
+def _check_memory(plan: Plan, optimizer: str, available_bytes: int) -> None:
+    """Refuse what cannot fit the memory that CPU ranks share: it would end the machine, not only the run."""
+    per_parameter = _BYTES_PER_PARAMETER[optimizer]
+    needed = sum(plan.num_parameters(rank) for rank in range(plan.world_size)) * per_parameter
+    if needed > available_bytes:
+        raise PlanError(
+            f"weights, gradients and optimizer states of all ranks take {needed / 2**30:,.0f} GiB ({per_parameter} "
+            f"bytes a parameter), but {available_bytes / 2**30:,.1f} GiB are free: CPU ranks share this machine's "
+            "memory. Train a smaller model, for example Model.preset('tiny'); larger ones are to plan with."
         )
 
 

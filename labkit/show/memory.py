@@ -4,19 +4,21 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.show import palette
+from labkit.show.given import HasTrace, trace_of
 from labkit.show.units import memory_text, memory_unit, time_unit
 from labkit.trace import Event, Trace
 
 _MAX_NAMED_RANKS = 16
 
 
-def memory(trace: Trace, step: int | None = None) -> go.Figure:
+def memory(trace: Trace | HasTrace, step: int | None = None) -> go.Figure:
     """Draw the memory samples of a trace: over time on the left, the peak of each rank on the right.
 
     Args:
-        trace: its `memory` events carry bytes in `num_bytes`.
+        trace: its `memory` events carry bytes in `num_bytes`; or a run, which has one.
         step: only this training step; None: the whole trace.
     """
+    trace = trace_of(trace)
     shown = trace if step is None else trace.of_step(step)
     samples: dict[int, list[Event]] = {}
     for event in shown.events:
@@ -74,7 +76,7 @@ def _draw(figure: go.Figure, samples: dict[int, list[Event]], peaks: dict[int, i
         col=2,
     )
     figure.update_xaxes(title={"text": f"time ({time_name})"}, row=1, col=1)
-    figure.update_yaxes(title={"text": f"memory ({unit})"}, row=1, col=1)
+    figure.update_yaxes(title={"text": f"memory ({unit})"}, rangemode="tozero", row=1, col=1)
     figure.update_xaxes(title={"text": f"peak ({unit})"}, rangemode="tozero", row=1, col=2)
     every = 1 if len(peaks) <= _MAX_NAMED_RANKS else 4
     names = [f"rank {rank}" for rank in peaks]

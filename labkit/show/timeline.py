@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from labkit.errors import PlanError
 from labkit.show import palette
 from labkit.show.bars import Bars, Window, bars_by_kind, idle_bars, window_of
+from labkit.show.given import HasTrace, trace_of
 from labkit.show.units import duration_text, percent_text, time_unit
 from labkit.trace import Event, Trace
 
@@ -23,11 +24,11 @@ _TOP, _BOTTOM, _TICKS = 68, 76, 26
 _STEP_STRIP = 0.45
 
 
-def timeline(trace: Trace, step: int | Literal["all"] | None = None) -> go.Figure:
+def timeline(trace: Trace | HasTrace, step: int | Literal["all"] | None = None) -> go.Figure:
     """Draw a trace, predicted or measured, as one row of bars per rank.
 
     Args:
-        trace: the events; times in seconds.
+        trace: the events, times in seconds; or a run, which has them.
         step: the training step to draw, "all", or None for the last step that every rank finished.
 
     Returns:
@@ -36,6 +37,7 @@ def timeline(trace: Trace, step: int | Literal["all"] | None = None) -> go.Figur
     Raises:
         PlanError: the trace has no such step.
     """
+    trace = trace_of(trace)
     chosen = _choose_step(trace, step)
     shown = trace if chosen is None else trace.of_step(chosen)
     events = list(shown.events)
@@ -82,42 +84,34 @@ def _choose_step(trace: Trace, step: int | Literal["all"] | None) -> int | None:
 
 def _bar_trace(bars: Bars, per_second: float, *, numbered: bool) -> go.Bar:
     style = palette.style_of(bars.kind)
-    offset, height = _LANES[style.lane]
-    return go.Bar(
+    placed = _placed(bars, per_second, style.lane)
+    return placed.update(
         name=style.label,
-        orientation="h",
-        y=np.asarray(bars.ranks, dtype=np.int32),
-        base=np.asarray(bars.starts_s) * per_second,
-        x=np.asarray(bars.durations_s) * per_second,
-        offset=offset,
-        width=height,
         marker={"color": style.color, "line": {"color": "#ffffff", "width": 0.6 if numbered else 0}},
         text=bars.labels if numbered and style.lane == "compute" else None,
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
         insidetextfont={"color": style.ink, "size": 11},
-        hovertext=bars.hovers,
-        hoverinfo="text",
-        showlegend=bool(bars.ranks),
     )
 
 
 def _idle_trace(bars: Bars, per_second: float) -> go.Bar:
-    offset, height = _LANES["compute"]
+    pattern = {"shape": "/", "fgcolor": palette.IDLE_HATCH, "size": 6, "solidity": 0.15}
+    marker = {"color": palette.IDLE, "line": {"width": 0}, "pattern": pattern}
+    return _placed(bars, per_second, "compute").update(name="bubble", marker=marker)
+
+
+def _placed(bars: Bars, per_second: float, lane: palette.Lane) -> go.Bar:
+    """Bars where they stand, without their looks."""
+    offset, height = _LANES[lane]
     return go.Bar(
-        name="bubble",
         orientation="h",
         y=np.asarray(bars.ranks, dtype=np.int32),
         base=np.asarray(bars.starts_s) * per_second,
         x=np.asarray(bars.durations_s) * per_second,
         offset=offset,
         width=height,
-        marker={
-            "color": palette.IDLE,
-            "line": {"width": 0},
-            "pattern": {"shape": "/", "fgcolor": palette.IDLE_HATCH, "size": 6, "solidity": 0.15},
-        },
         hovertext=bars.hovers,
         hoverinfo="text",
         showlegend=bool(bars.ranks),

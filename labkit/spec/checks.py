@@ -44,10 +44,14 @@ def whole(name: str, value: object, *, minimum: int = 1, maximum: int = LARGEST)
     Traceback (most recent call last):
         ...
     labkit.errors.PlanError: dp=2.0 is a float: dp is a whole number. Use dp=2.
+    >>> whole("dp", "4")
+    Traceback (most recent call last):
+        ...
+    labkit.errors.PlanError: dp='4' is a str: dp is a whole number. Use dp=4.
     """
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        fits = isinstance(value, float) and value.is_integer() and minimum <= value <= maximum
-        fix = int(value) if fits and isinstance(value, float) else minimum
+        meant = _meant(value)
+        fix = minimum if meant is None or not minimum <= meant <= maximum else meant
         raise PlanError(f"{name}={shown(value)} is {_kind(value)}: {name} is a whole number. Use {name}={fix}.")
     try:
         result = operator.index(value)  # type: ignore[arg-type]
@@ -152,3 +156,12 @@ def _kind(value: object) -> str:
         return "None"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _meant(value: object) -> int | None:
+    """The whole number that was likely meant by 2.0 or "2"; None when there is none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 10:
+        return int(value)
+    return None

@@ -49,6 +49,8 @@ class Cockpit:
     """
 
     def __init__(self, ranks: "Ranks", model: Model, *, num_steps: int = 10) -> None:
+        if ranks.stopped:
+            raise ClusterError("these ranks were stopped: a cockpit runs on live ones. Use lk.cluster.start(4).")
         self._ranks = weakref.ref(ranks)
         self._num_up = len(ranks)
         self._choices = Choices.of(len(ranks), model)

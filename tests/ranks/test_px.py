@@ -81,8 +81,9 @@ def test_rich_output_is_labelled_and_kept(kernel: Kernel) -> None:
     [("0,2", [0, 2]), ("1:3", [1, 2]), ("3", [3]), ("[1,0]", [1, 0]), ("::2", [0, 2]), ("all", [0, 1, 2, 3])],
 )
 def test_targets(kernel: Kernel, targets: str, ranks: list[int]) -> None:
-    shown = kernel.run(f"%%px --targets {targets}\ndist.get_rank()")
-    assert by_rank(shown) == {rank: str(rank) for rank in ranks}
+    for option in ("--targets", "--ranks"):
+        shown = kernel.run(f"%%px {option} {targets}\ndist.get_rank()")
+        assert by_rank(shown) == {rank: str(rank) for rank in ranks}
 
 
 @pytest.mark.parametrize(
