@@ -334,7 +334,7 @@ def _traffic_fault(case: Case, member: int, value: Mapping[str, Any], most: Mapp
 
 def _reason(way: str, calls: Counter[str]) -> str:
     if set(calls) - {"all_reduce"}:
-        return "a member's columns of the first layer are its inputs of the second, so only the final parts are added"
+        return "a member's columns of the first layer are its inputs of the second, so one sum at the end is enough"
     if way == "forward":
         return "only what row_parallel computed is a part that must be added"
     if calls["all_reduce"] > 1:
