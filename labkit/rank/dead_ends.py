@@ -18,6 +18,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 DRAIN_BYTES = 1 << 20
 QUIET_S = 0.02
@@ -111,14 +112,24 @@ def _replace(fd: int, epoll: int, events: int, data: int) -> bool:
     return True
 
 
-def _has_ended(fd: int) -> bool:
+def with_socket(fd: int, ask: Callable[[socket.socket], bool]) -> bool | None:
+    """Ask something of the socket under a descriptor of gloo's, which stays open; None where it is closed meanwhile."""
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
-            return copy.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            return ask(copy)
+    except OSError:
+        return None
+
+
+def _has_ended(fd: int) -> bool:
+    return with_socket(fd, _says_end) in (True, None)
+
+
+def _says_end(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
         return False
-    except OSError:
-        return True
 
 
 def _drain() -> None:

@@ -144,22 +144,17 @@ def _pretend(fd: int) -> None:
 
 
 def _shut_down(fd: int) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(fd)) as copy:
-            if not _is_connection(copy):
-                return False
-            copy.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return False  # closed meanwhile
-    return True
+    def shut_down(connection: socket.socket) -> bool:
+        if _is_connection(connection):
+            connection.shutdown(socket.SHUT_RDWR)
+            return True
+        return False
+
+    return bool(dead_ends.with_socket(fd, shut_down))
 
 
 def _may_end(fd: int) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(fd)) as copy:
-            return _is_connection(copy)
-    except OSError:
-        return False
+    return bool(dead_ends.with_socket(fd, _is_connection))
 
 
 def _is_connection(sock: socket.socket) -> bool:
