@@ -203,7 +203,9 @@ def text_of(error: BaseException) -> str:
     """The text of an exception, also of one whose text cannot be made."""
     try:
         return str(error)
-    except Exception as broken:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:  # a text that raises SystemExit must not end a rank
         return f"(its text cannot be made: {type(broken).__name__})"
 
 

@@ -1,6 +1,8 @@
 """`%%px` and its kin on the ranks, with output labelled by rank and the lab's errors."""
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -105,13 +107,25 @@ class RankMagics(ParallelMagics):  # type: ignore[misc]
 
 
 _current: RankMagics | None = None
+_untouched = False
+
+
+@contextlib.contextmanager
+def untouched() -> Iterator[None]:
+    """Ranks that are started within it are not the learner's: `%px` stays where it was."""
+    global _untouched
+    _untouched = True
+    try:
+        yield
+    finally:
+        _untouched = False
 
 
 def activate(ranks: "Ranks") -> None:
     """Register `%px`, `%%px`, `%autopx`, `%pxresult` and `%pxconfig` for these ranks, in IPython only."""
     global _current
     shell = get_ipython()
-    if shell is None:
+    if shell is None or _untouched:
         return
     if _current is not None:
         _current.end_autopx()

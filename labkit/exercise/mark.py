@@ -95,7 +95,7 @@ def _finding(exercise: Exercise, case: Case, seen: Observation) -> Finding:
 def _status(score: int, most: int, failed: CaseResult | None) -> Status:
     if failed is None:
         return "full"
-    return "partial" if 0 < score < most else _STATUS[failed.outcome]
+    return "partial" if 0 < score < most else _STATUS.get(failed.outcome, "wrong")
 
 
 def _message(results: Sequence[CaseResult], failed: CaseResult | None) -> str:

@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 
 from labkit.rank import groups
+from labkit.rank.trials.undoing import undone
 from labkit.wire.parcel import resolve
 
 __all__ = ["as_plain", "attempt", "device", "end_together"]
 
 MAX_NUMBERS = 200_000
+MAX_NAME_CHARS = 80
 
 
 def attempt(
@@ -42,23 +44,32 @@ def attempt(
     Returns:
         JSON: `{"value": what the trial returned}`, or `{"missing": [names]}`; None on a rank that is no member.
     """
-    group = dist.new_group(list(members), sort_ranks=False)
+    # They meet in a group of their own: what an answer leaves unmatched in its group disturbs nobody.
+    # Unsorted: members come in any order, and the first one is member 0.
+    group, meeting = dist.new_group(list(members), sort_ranks=False), dist.new_group(list(members))
     if dist.get_rank() not in members:
         return None
-    answers = dict(functions) or _define(cells)
-    missing = [name for name in names if not callable(answers.get(name))]
-    if missing:
-        told = {"missing": missing}
-    else:
-        told = {"value": resolve(trial)({name: answers[name] for name in names}, group, **inputs)}
-    end_together(group)
-    dist.destroy_process_group(group)
+    with undone():
+        answers = dict(functions) or _define(cells)
+        missing = [name for name in names if not callable(answers.get(name))]
+        if missing:
+            told = {"missing": missing}
+        else:
+            told = {"value": resolve(trial)({name: answers[name] for name in names}, group, **inputs)}
+    if not groups.intact():
+        raise RuntimeError(
+            "the process group of all ranks was destroyed: other code needs it. Leave groups as they are"
+        )
+    end_together(meeting)
+    for one in (group, meeting):
+        if one in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(one)
     return json.dumps(told)
 
 
-def end_together(group: dist.ProcessGroup) -> None:
+def end_together(meeting: dist.ProcessGroup) -> None:
     """Wait until every member has finished: a group that one of them leaves early would fail on the others."""
-    dist.barrier(group)
+    dist.barrier(meeting)
 
 
 def as_plain(value: Any) -> dict[str, Any]:
@@ -67,11 +78,16 @@ def as_plain(value: Any) -> dict[str, Any]:
     Only a true `torch.Tensor` gives numbers: an object that claims to equal everything gives its name.
     """
     if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
-        return {"type": type(value).__name__}
+        return {"type": _name(type(value))}
     plain = {"type": "Tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-    if value.numel() <= MAX_NUMBERS:
+    if value.numel() <= MAX_NUMBERS and value.layout is torch.strided and not (value.is_meta or value.is_complex()):
         plain["values"] = value.detach().to("cpu", torch.float64).flatten().tolist()
     return plain
+
+
+def _name(kind: type) -> str:
+    """The name of a type, also of one that says another."""
+    return str(type.__dict__["__name__"].__get__(kind))[:MAX_NAME_CHARS]
 
 
 def device() -> torch.device:
