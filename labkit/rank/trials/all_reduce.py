@@ -1,6 +1,7 @@
-"""Trials of an all-reduce that was written by hand from sends and receives."""
+"""Trials of an all-reduce that was written by hand from sends and receives, and of what it is said to cost."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,10 @@ import torch.distributed as dist
 from labkit.rank.trials.attempt import as_plain, device
 from labkit.rank.trials.traffic import Traffic
 
-__all__ = ["all_reduce", "numbers"]
+__all__ = ["BLOCK", "all_reduce", "costs", "numbers"]
+
+# Longer results come back as two sums per so many numbers.
+BLOCK = 4096
 
 
 def numbers(rank: int, size: int, seed: int) -> torch.Tensor:
@@ -18,14 +22,52 @@ def numbers(rank: int, size: int, seed: int) -> torch.Tensor:
 
 
 def all_reduce(
-    answers: Mapping[str, Callable[..., Any]], group: dist.ProcessGroup, *, size: int, seed: int
+    answers: Mapping[str, Callable[..., Any]], group: dist.ProcessGroup, *, answer: str, size: int, seed: int
 ) -> dict[str, Any]:
-    """Have the answer add up one tensor of each member; returns its result and what it sent.
+    """Have the answer add up one tensor of each member; returns its result and what it sent and received, in order.
 
     Runs on: every member. Communicates: what the answer does. Shapes: `[size]` in and out.
     """
-    (answer,) = answers.values()
     x = numbers(dist.get_rank(group), size, seed).to(device())
     with Traffic() as traffic:
-        result = answer(x, group)
-    return {"result": as_plain(result), "calls": traffic.calls}
+        result = answers[answer](x, group)
+    return {"result": _compact(result), "calls": traffic.calls}
+
+
+def costs(
+    answers: Mapping[str, Callable[..., Any]],
+    group: dist.ProcessGroup,
+    *,
+    answer: str,
+    questions: Sequence[Sequence[float]],
+) -> list[Any]:
+    """What a function of plain numbers answers to each question; what is no number and no text comes as its type.
+
+    Runs on: every member, the same. Communicates: nothing.
+    """
+    return [_plain(answers[answer](*question)) for question in questions]
+
+
+def _compact(result: Any) -> dict[str, Any]:
+    """A long result as `blocks`: the sum of each `BLOCK` numbers, and their sum weighted by the place in the block."""
+    if type(result) is not torch.Tensor or result.numel() <= BLOCK:
+        return as_plain(result)
+    values = result.detach().to("cpu", torch.float64).flatten()
+    padded = torch.zeros(-(-len(values) // BLOCK) * BLOCK, dtype=torch.float64)
+    padded[: len(values)] = values
+    blocks = padded.view(-1, BLOCK)
+    weights = torch.arange(1, BLOCK + 1, dtype=torch.float64)
+    return {
+        "type": "Tensor",
+        "shape": list(result.shape),
+        "dtype": str(result.dtype).removeprefix("torch."),
+        "blocks": [blocks.sum(1).tolist(), (blocks @ weights).tolist()],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is str:
+        return value[:40]
+    if type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    return {"type": type(value).__name__ if type(value) is not float else str(value)}
