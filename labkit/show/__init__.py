@@ -1,7 +1,8 @@
-"""Pictures of values: a trace, losses or memory in, a plotly figure out. Pure functions; no process, no torch."""
+"""Pictures of values: a trace, losses or grades in, a plotly figure out. Pure functions; no process, no torch."""
 
+from labkit.show.grades import grade_criteria, grade_statuses, grade_times, grade_totals
 from labkit.show.losses import losses
 from labkit.show.memory import memory
 from labkit.show.timeline import timeline
 
-__all__ = ["losses", "memory", "timeline"]
+__all__ = ["grade_criteria", "grade_statuses", "grade_times", "grade_totals", "losses", "memory", "timeline"]
