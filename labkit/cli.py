@@ -1,7 +1,8 @@
-"""The command line: `labkit lab | doctor`. Parses, calls `commands`, turns errors into one line and an exit code."""
+"""The command line: `labkit lab | doctor | exercises | grade`. Parses and calls `commands`; an error is one line."""
 
 import argparse
 import os
+import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +23,52 @@ def parser() -> argparse.ArgumentParser:
     doctor = actions.add_parser("doctor", help="say what this machine can do and what is wrong with it")
     doctor.add_argument("--json", action="store_true", help="facts and findings as JSON")
     doctor.add_argument("--ranks", type=_count, default=4, help="how many ranks you want to run (default: 4)")
+    _add_exercises(actions)
+    _add_grade(actions)
     return top
+
+
+def _add_exercises(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    exercises = actions.add_parser("exercises", help="make the exercises from their solutions")
+    build = exercises.add_subparsers(dest="act", required=True, metavar="build").add_parser(
+        "build",
+        help="write exercises/ from solutions/",
+        description="Write exercises/NN_topic.ipynb for every solutions/NN_topic.ipynb: without solutions, hidden "
+        "tests and outputs. Only what differs is written.",
+        epilog="Exit code: 0 exercises are what the solutions make of them, 1 they are not, 2 wrong usage.",
+    )
+    build.add_argument("--check", action="store_true", help="write nothing; say what differs, and exit with 1")
+    build.add_argument(
+        "--folder", type=pathlib.Path, help="where solutions/ and exercises/ are (default: labkit's checkout)"
+    )
+
+
+def _add_grade(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    grade = actions.add_parser(
+        "grade",
+        help="grade a folder of submissions",
+        description="Grade every answer in SUBMISSIONS on ranks of its own, behind a sandbox, also on hidden cases, "
+        "and write a report: index.html, a page for each student, scores.csv, results.json, Gradescope's form. "
+        "A student is a folder with notebooks at any depth, or a file such as s01.ipynb or s01_06_ring_and_tree.ipynb, "
+        "also as Moodle, Canvas and nbgrader name them. Of two notebooks of one chapter the newest counts. What the "
+        "grader takes of it is the cell that defines an answer and what that needs from other cells. Results are kept "
+        "as they come: the same command goes on where it was ended, and grades again only what has changed.",
+        epilog="Exit code: 0 every answer was graded, 1 one could not be, or nothing could, 2 wrong usage, "
+        "130 interrupted.",
+    )
+    grade.add_argument("submissions", metavar="SUBMISSIONS", type=pathlib.Path, help="the folder of submissions")
+    grade.add_argument("--out", metavar="REPORT", type=pathlib.Path, required=True, help="the folder of the report")
+    grade.add_argument("--jobs", metavar="N", type=_jobs, default=1, help="answers at once (default: 1)")
+    grade.add_argument(
+        "--questions", metavar="Q", type=_questions, help="such as 06.1,06.2 (default: all of the chapters that occur)"
+    )
+    grade.add_argument("--seed", metavar="N", type=int, default=0, help="draws the hidden cases (default: 0)")
+    grade.add_argument(
+        "--no-sandbox",
+        action="store_true",
+        help="run answers as yourself: they can read your files and the hidden checks, and use the network",
+    )
+    grade.add_argument("--timeout", metavar="S", type=_seconds, help="seconds that one case may take (default: 10)")
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
@@ -42,6 +88,18 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
             given = options.port or variables.get("PORT") or None
             browser = not options.no_browser and variables.get("NO_BROWSER", "") in {"", "0"}
             return commands.lab(port=given, browser=browser)
+        if options.action == "exercises":
+            return commands.exercises(folder=options.folder, check=options.check)
+        if options.action == "grade":
+            return commands.grade(
+                submissions=options.submissions,
+                out=options.out,
+                jobs=options.jobs,
+                questions=options.questions,
+                seed=options.seed,
+                no_sandbox=options.no_sandbox,
+                timeout_s=options.timeout,
+            )
         return commands.doctor(num_ranks=options.ranks, as_json=options.json)
     except LabError as error:
         print(f"labkit: {error}", file=sys.stderr)
@@ -53,11 +111,32 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         return 1
 
 
-def _count(text: str) -> int:
+def _count(text: str, what: str = "number of ranks", example: int = 4) -> int:
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: it starts at 1, for example 4")
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}: it starts at 1, for example {example}")
+    return number
+
+
+def _jobs(text: str) -> int:
+    return _count(text, "number of jobs", 2)
+
+
+def _questions(text: str) -> list[str]:
+    found = [one.strip() for one in text.split(",") if one.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no question: for example 06.1,06.2")
+    return found
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: it is above 0, for example 10")
     return number

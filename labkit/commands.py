@@ -1,13 +1,18 @@
 """What each command of the command line does; returns the exit code."""
 
 import dataclasses
+import importlib
 import json
+import pathlib
+import sys
+from collections.abc import Sequence
 
 from labkit import doctor as examine
 from labkit import doctor_facts, notebook_server
 from labkit.errors import LabError
+from labkit.grade import building
 
-__all__ = ["doctor", "lab"]
+__all__ = ["doctor", "exercises", "grade", "lab"]
 
 
 def lab(*, port: str | None, browser: bool) -> int:
@@ -35,3 +40,78 @@ def doctor(*, num_ranks: int, as_json: bool) -> int:
     else:
         print(examine.report(findings))
     return 1 if any(one.level == "blocks" for one in findings) else 0
+
+
+def exercises(*, folder: pathlib.Path | None, check: bool) -> int:
+    """Make `exercises/` from `solutions/`, or compare only; 1 when something differs that is not put right.
+
+    Args:
+        folder: where both are; None takes the checkout that labkit runs from, else the current folder.
+        check: whether to compare only.
+
+    Raises:
+        LabError: a solution has marks that do not fit.
+    """
+    root = folder or notebook_server.home()
+    act = building.differences if check else building.build
+    found = act(root / "solutions", root / "exercises")
+    for one in found:
+        is_put_right = not check and one.text is not None
+        print(f"{root / 'exercises' / one.name}: {one.how}{', now written' if is_put_right else ''}")
+    if not found:
+        print(f"{root / 'exercises'} is what {root / 'solutions'} makes of it")
+    return 1 if any(check or one.text is None for one in found) else 0
+
+
+def grade(
+    *,
+    submissions: pathlib.Path,
+    out: pathlib.Path,
+    jobs: int,
+    questions: Sequence[str] | None,
+    seed: int,
+    no_sandbox: bool,
+    timeout_s: float | None,
+) -> int:
+    """Grade a folder, print the class, write the report; 1 when an answer could not be graded.
+
+    Raises:
+        LabError: there is nothing to grade, or no sandbox.
+    """
+    # These load numpy, plotly and what starts ranks: only who grades waits for them.
+    batch, limits, progress, table = (
+        importlib.import_module(f"labkit.grade.{name}") for name in ("batch", "limits", "progress", "table")
+    )
+    usual = limits.Limits()
+    given = {} if timeout_s is None else {"case_s": timeout_s, "question_s": max(usual.question_s, 9 * timeout_s)}
+    bar = progress.Bar()
+    try:
+        done = batch.run(
+            submissions,
+            out,
+            jobs=jobs,
+            questions=questions,
+            seed=seed,
+            no_sandbox=no_sandbox,
+            limits=dataclasses.replace(usual, **given),
+            progress=bar,
+        )
+    except KeyboardInterrupt:
+        bar.end()
+        if bar.last is not None:
+            print(
+                f"labkit: stopped; {bar.last.num_done} of {bar.last.num_total} results are kept: the same command "
+                "goes on from here.",
+                file=sys.stderr,
+            )
+        return 130
+    bar.end()
+    print(table.class_table(done.gradebook))
+    for student, remarks in done.gradebook.remarks.items():
+        for remark in remarks:
+            print(f"{student}: {remark}")
+    print(f"sandbox: {done.gradebook.sandbox}")
+    print(f"report: {done.page}")
+    for (student, question), why in done.failures.items():
+        print(f"labkit: {student} {question} was not graded: {why}", file=sys.stderr)
+    return 1 if done.failures else 0

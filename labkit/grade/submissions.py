@@ -94,7 +94,7 @@ def read(folder: str | os.PathLike[str], questions: Sequence[str] | None = None)
     root = pathlib.Path(folder)
     if not root.is_dir():
         raise PlanError(f"{root} is no folder: it holds a folder, or a notebook, for each student.")
-    known = {question: checks.exercise(question) for question in questions or checks.QUESTIONS}
+    known = {question: checks.exercise(question) for question in (checks.QUESTIONS if questions is None else questions)}
     students = _students(root)
     if not students:
         raise PlanError(f"{root} holds no submission: a student is a folder with notebooks, or a file NAME.ipynb.")

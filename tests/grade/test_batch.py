@@ -1,0 +1,119 @@
+"""A class of twelve, nine of them trouble: each gets exactly its row, and nothing is left."""
+
+import contextlib
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from labkit import cli
+from tests.grade import twelve
+
+GENEROUS_S = 600
+OPTIONS = ("--questions", "06.1", "--timeout", "4", "--jobs", "2", "--seed", "3")
+
+
+def processes():
+    return {one.pid for one in psutil.Process().children(recursive=True)}
+
+
+def report_of(out):
+    text = (out / "results.json").read_text()
+    return {one["student"]: one for one in json.loads(text)["students"]}
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.sandbox
+@pytest.mark.timeout(GENEROUS_S)
+def test_each_of_twelve_gets_exactly_its_row(tmp_path, repository, capsys):
+    before = processes()
+    twelve.write(tmp_path / "class", repository)
+    arguments = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "report"), *OPTIONS]
+    assert cli.main(arguments, {}) == 0
+    said = capsys.readouterr()
+    rows = report_of(tmp_path / "report")
+    got = {name: (row["results"][0]["status"], row["results"][0]["score"]) for name, row in rows.items()}
+    assert got == twelve.EXPECTED, {name: row["results"][0]["message"] for name, row in rows.items()}
+    assert processes() == before
+    assert "ring_all_reduce is defined in cells 4 and 5: cell 5 counts." in rows["s09"]["results"][0]["notes"]
+    assert "cannot be read: it is not JSON" in rows["s11"]["results"][0]["message"]
+    assert said.err.count("\n") == 12
+    for student, (status, score) in twelve.EXPECTED.items():
+        assert f"\n{student}      {score:>2} {status}" in said.out
+    names = {path.relative_to(tmp_path / "report").as_posix() for path in (tmp_path / "report").rglob("*")}
+    assert {"index.html", "scores.csv", "results.json"} <= names
+    assert {f"students/{student}.html" for student in rows} <= names
+    assert {f"gradescope/{student}/results.json" for student in rows} <= names
+    _nothing_runs_again(arguments, tmp_path / "report", capsys, said.out)
+
+
+def _nothing_runs_again(arguments, out, capsys, table):
+    """The same command finds every result."""
+    kept = {path: path.stat().st_mtime_ns for path in (out / ".results").iterdir()}
+    assert len(kept) == 12
+    began = time.monotonic()
+    assert cli.main(arguments, {}) == 0
+    said = capsys.readouterr()
+    assert said.out == table
+    assert said.err == ""
+    assert {path: path.stat().st_mtime_ns for path in (out / ".results").iterdir()} == kept
+    assert time.monotonic() - began < GENEROUS_S
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.sandbox
+def test_ctrl_c_ends_it_and_says_how_to_go_on(tmp_path, repository):
+    twelve.write(tmp_path / "class", repository)
+    for path in (tmp_path / "class").iterdir():
+        if path.name[:3] not in ("s03", "s10"):
+            _remove(path)
+    (tmp_path / "class" / f"s03_{twelve.CHAPTER}.ipynb").rename(tmp_path / "class" / f"s20_{twelve.CHAPTER}.ipynb")
+    command = [sys.executable, "-m", "labkit", "grade", str(tmp_path / "class"), "--out", str(tmp_path / "report")]
+    process = subprocess.Popen(
+        [*command, "--questions", "06.1", "--timeout", "60"],
+        cwd=repository,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + GENEROUS_S
+        while not _runs_an_answer(process) and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=GENEROUS_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == ("labkit: stopped; 1 of 2 results are kept: the same command goes on from here.")
+    assert "Traceback" not in err
+    _, left = psutil.wait_procs(below, timeout=60)
+    assert not left
+    assert len(list((tmp_path / "report" / ".results").iterdir())) == 1
+
+
+def _runs_an_answer(process):
+    """Whether ranks are up in a sandbox below a process."""
+    with contextlib.suppress(psutil.Error):
+        return len(psutil.Process(process.pid).children(recursive=True)) > 6
+    return False
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        for one in sorted(path.rglob("*"), reverse=True):
+            one.rmdir() if one.is_dir() else one.unlink()
+        path.rmdir()
+    else:
+        path.unlink()
