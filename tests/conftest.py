@@ -1,8 +1,10 @@
 """What every test gets: markers that skip, or fail under LABKIT_REQUIRE, where the machine lacks what they need."""
 
+import functools
 import os
 import pathlib
 import shutil
+import subprocess
 from collections.abc import Iterator
 
 import hypothesis
@@ -20,8 +22,18 @@ hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
+
+@functools.cache
+def has_sandbox() -> bool:
+    """Whether bubblewrap may make namespaces here: in some containers it is there and may not."""
+    program = shutil.which("bwrap")
+    tried = [program or "bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--unshare-net", "--proc", "/proc", "true"]
+    return program is not None and subprocess.run(tried, capture_output=True, timeout=60).returncode == 0
+
+
 NEEDS = {
     "browser": (lambda: bool(shutil.which("chromium")), "no chromium here (apt-get install chromium)"),
+    "sandbox": (has_sandbox, "no bubblewrap that works here (apt-get install bubblewrap)"),
     "gpu": (lambda: pathlib.Path("/dev/nvidia0").exists(), "no NVIDIA GPU here"),
 }
 
