@@ -5,7 +5,7 @@ from dataclasses import astuple
 
 from labkit.errors import PlanError, ranks_text
 from labkit.exercise.exercise import Case, Exercise, Finding, Idea
-from labkit.exercise.observation import Observation
+from labkit.exercise.observation import MAX_TEXT, Observation
 from labkit.exercise.result import CaseResult, Result, Status
 
 __all__ = ["mark"]
@@ -67,11 +67,11 @@ def _judge(exercise: Exercise, case: Case, seen: Observation) -> CaseResult:
         hidden=case.hidden,
         outcome=seen.outcome,
         passed=finding.passed,
-        message=finding.message,
+        message=_cut(finding.message),
         where=seen.where,
-        given=finding.given,
-        got=finding.got,
-        wanted=finding.wanted,
+        given=_cut(finding.given),
+        got=_cut(finding.got),
+        wanted=_cut(finding.wanted),
         idea=finding.idea,
         waits=tuple(astuple(one) for one in seen.waits),
         measures=finding.measures,
@@ -90,6 +90,11 @@ def _finding(exercise: Exercise, case: Case, seen: Observation) -> Finding:
         return exercise.judge(case, seen.values)
     except Exception as error:  # values that no trial gives: made up by the answer, never the end of a batch
         return Finding(passed=False, message=f"what came back is not what a trial gives ({type(error).__name__}).")
+
+
+def _cut(text: str) -> str:
+    """A judge quotes what came from the answer, however long that is."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
 
 
 def _status(score: int, most: int, failed: CaseResult | None) -> Status:

@@ -49,7 +49,7 @@ def check(question: str, *answers: Callable[..., Any], ranks: Ranks | None = Non
     except LabError as error:
         return _stopped_short(question, "error", text_of(error))
     except BaseException as error:  # a check must not end a notebook that runs from top to bottom
-        what = f"{type(error).__name__}: {text_of(error)}".removesuffix(".")
+        what = f"{type(error).__name__}: {text_of(error)}".rstrip(":. ")
         text = f"the check itself failed ({what}), and says nothing about the answer. Restart the kernel and try again."
         return _stopped_short(question, "error", text)
 

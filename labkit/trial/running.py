@@ -24,6 +24,8 @@ MAX_BROKEN = 2
 LOOK_S = 0.1
 WAITED_S = 0.25
 NUM_SETTLING = 4
+# A rank that is not free after this long does not want to be: it is restarted.
+FREEING_S = 5.0
 MAX_MESSAGE_CHARS = 400
 
 # What a rank raises because another one left, and torch's own report of where in C++ it was raised.
@@ -121,12 +123,18 @@ def _wait(ranks: Ranks, call: Call, timeout_s: float) -> bool:
     while not call.wait(max(1e-3, min(LOOK_S, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:
             return False
-        if call.failed():
-            pending = call.pending()
-            waited_s = ranks.waiting_s(pending, timeout_s=LOOK_S)
-            if all(waited_s.get(rank, 0.0) >= WAITED_S for rank in pending):
-                _settle(ranks)
+        if call.failed() and _only_waits(ranks, call.pending()):
+            _settle(ranks)
     return True
+
+
+def _only_waits(ranks: Ranks, pending: list[int]) -> bool:
+    """Whether all of them wait, and none for the rendezvous store, which answers when the machine has a core for it."""
+    waited_s = ranks.waiting_s(pending, timeout_s=LOOK_S)
+    if any(waited_s.get(rank, 0.0) < WAITED_S for rank in pending):
+        return False
+    stacks = ranks.stacks(pending, timeout_s=LOOK_S)
+    return not any(frame.startswith("new_group (") for rank in pending for frame in stacks.get(rank, ["new_group ("]))
 
 
 def _settle(ranks: Ranks, lost: Iterable[int] = ()) -> None:
@@ -135,7 +143,7 @@ def _settle(ranks: Ranks, lost: Iterable[int] = ()) -> None:
         try:
             for rank in lost:
                 ranks.restart(rank)
-            ranks.interrupt(force=True)
+            ranks.interrupt(force=True, timeout_s=FREEING_S)
             return
         except RankLost as error:
             if not left:
