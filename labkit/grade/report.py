@@ -10,7 +10,8 @@
   "questions": [{"question", "title", "max_score"}], "students": [{"student", "file", "score", "remarks", "results"}]}`.
   A result has the fields of `labkit.exercise.Result`, hidden cases with their inputs included. `file` is the name of
   the student's files: `student` itself where that can stand as one, else one made of it. Bytes of a name that are no
-  UTF-8 stay as Python's `os.fsdecode` carries them, and a number that JSON does not have is a text ("nan", "inf").
+  UTF-8 stay as Python's `os.fsdecode` carries them, and a number that readers of JSON cannot take is a text ("nan",
+  "inf", and "0x..." for one of hundreds of digits).
 
 Grades are personal: files can be read by their owner alone, and so can the folders that are made. Each file appears
 whole or not at all. Files of students who are no longer there stay.
@@ -37,6 +38,7 @@ __all__ = ["write"]
 
 SCHEMA = "labkit.grades"
 VERSION = 1
+MAX_BITS = 1_000
 _OWNER_ONLY = 0o700
 
 
@@ -108,15 +110,18 @@ def _everything(gradebook: Gradebook, files: dict[str, str]) -> dict[str, Any]:
 
 
 def _json(plain: Any) -> str:
-    return json.dumps(_finite(plain), indent=1, allow_nan=False) + "\n"
+    return json.dumps(_writable(plain), indent=1, allow_nan=False) + "\n"
 
 
-def _finite(plain: Any) -> Any:
+def _writable(plain: Any) -> Any:
+    """Plain data with texts for the numbers that JSON, or who reads it, cannot take."""
     if isinstance(plain, dict):
-        return {name: _finite(value) for name, value in plain.items()}
+        return {name: _writable(value) for name, value in plain.items()}
     if isinstance(plain, list | tuple):
-        return [_finite(value) for value in plain]
-    return str(plain) if isinstance(plain, float) and not math.isfinite(plain) else plain
+        return [_writable(value) for value in plain]
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return str(plain)
+    return hex(plain) if isinstance(plain, int) and plain.bit_length() > MAX_BITS else plain
 
 
 def _write(path: Path, text: str) -> None:

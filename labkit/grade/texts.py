@@ -59,19 +59,19 @@ def cell(text: str) -> str:
 def file_names(names: Iterable[str]) -> dict[str, str]:
     """Return for each name a file name without ending: plain, short, no device, and alone even where case is one.
 
-    A name that can stand as it is stays; any other gets a few digits of its hash, whatever the other names are.
+    A name that can stand as it is stays; any other, and those that differ in case only, get a few digits of their hash.
 
     >>> file_names(["s01", "../x"])
     {'s01': 's01', '../x': 'x-d6b96a97'}
     """
     wanted = {name: _plain(name) for name in names}
-    folded = [plain.casefold() for plain in wanted.values()]
+    folded = [name.casefold() for name, plain in wanted.items() if plain == name]
     found: dict[str, str] = {}
     taken: set[str] = set()
     # Names that stay as they are come first: nobody takes one by hashing to it.
     for name in sorted(wanted, key=lambda one: (wanted[one] != one, one)):
         plain = wanted[name]
-        candidate = plain if plain == name and folded.count(plain.casefold()) == 1 else _marked(plain, name)
+        candidate = plain if plain == name and folded.count(name.casefold()) == 1 else _marked(plain, name)
         while candidate.casefold() in taken:
             candidate = _marked(plain, candidate + name)
         taken.add(candidate.casefold())

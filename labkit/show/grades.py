@@ -104,7 +104,9 @@ def grade_statuses(grades: HasGrades) -> go.Figure:
     full = sum(one.status == "full" for results in of.values() for one in results)
     notes = [f"full marks for {full} of {sum(len(one) for one in of.values())} answers"]
     palette.dress(figure, title="How each question ended", notes=notes, height=_height(len(of)))
-    figure.update_layout(barmode="stack", bargap=0.35, showlegend=True, legend_traceorder="normal")
+    figure.update_layout(barmode="stack", bargap=0.35, showlegend=True, margin_t=72)
+    # Below, where rows of a wrapped legend have room whatever the width.
+    figure.update_layout(legend={"traceorder": "normal", "yref": "container", "y": 0.02, "yanchor": "bottom"})
     figure.update_xaxes(title={"text": "students"}, range=[0, max(1, len(grades.students))], **_whole_ticks(grades))
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     if not figure.data:

@@ -4,7 +4,7 @@
   const { figures, dark } = JSON.parse(document.getElementById("figures").textContent);
   const places = [...document.querySelectorAll(".plot")];
   const scheme = matchMedia("(prefers-color-scheme: dark)");
-  const PAPER_WIDTH = 680;
+  const PAPER_WIDTH = 480;
 
   function draw(isDark, width) {
     places.forEach((place, index) => {
@@ -17,6 +17,7 @@
   }
   draw(scheme.matches);
   scheme.addEventListener("change", () => draw(scheme.matches));
+  // Paper is white, and half of a landscape page is as wide as this.
   addEventListener("beforeprint", () => draw(false, PAPER_WIDTH));
   addEventListener("afterprint", () => draw(scheme.matches));
 
