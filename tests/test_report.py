@@ -228,7 +228,7 @@ def test_a_name_made_of_another_ones_hash_is_no_clash() -> None:
 
 def test_texts_show_what_cannot_be_seen() -> None:
     assert shown("a\x1b]0;title\x07b\x1b[1mc\x9b\u2066\udcff\ud800") == "abc\\x9b\\u2066\\xff\\ud800"
-    assert one_line("a\r\nb\tc") == "a\\nb\\tc"
+    assert one_line("a\r\nb\tc\x1b[1m") == "a\\x0d\\nb\\tc\\x1b[1m"
     assert len(shown("x" * 5_000_000)) < 1_600
     assert doctest.testmod(texts).failed == 0
 

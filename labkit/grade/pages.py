@@ -22,7 +22,7 @@ import jinja2
 
 from labkit import show
 from labkit.exercise import CaseResult, Gradebook, Measure, Result
-from labkit.grade.texts import one_line, shown
+from labkit.grade.texts import MAX_NAME_CHARS, one_line, shown
 from labkit.grade.withholding import for_student, outcome_of
 from labkit.show import palette
 from labkit.show.grades import STATUS_STYLES, missed_criteria, was_tried
@@ -97,6 +97,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {"shown": shown, "one_line": one_line, "duration": duration_text, "anchor": _anchor}
     environment.filters |= {"outcome": outcome_of, "measure": _measure, "short": _short}
+    environment.filters["name"] = _name
     environment.globals["styles"] = STATUS_STYLES
     return environment
 
@@ -110,6 +111,10 @@ def _css() -> str:
 
 def _anchor(question: str) -> str:
     return "q-" + re.sub(r"[^A-Za-z0-9]+", "-", question)
+
+
+def _name(student: str, most: int = MAX_NAME_CHARS) -> str:
+    return one_line(student, most) or "(no name)"
 
 
 def _short(text: str) -> str:

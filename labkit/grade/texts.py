@@ -28,20 +28,18 @@ def shown(text: Any, most: int = MAX_CHARS) -> str:
     >>> shown("abcdefghij", 4)
     'ab ... (6 characters left out) ... ij'
     """
-    whole = str(text)
-    if len(whole) > most:
-        half = most // 2
-        whole = f"{whole[:half]} ... ({len(whole) - 2 * half} characters left out) ... {whole[len(whole) - half :]}"
-    return "".join(_seen(one) for one in _ANSI.sub("", whole.replace("\r\n", "\n")))
+    return _written_out(_ANSI.sub("", _cut(str(text), most).replace("\r\n", "\n")))
 
 
 def one_line(text: Any, most: int = MAX_NAME_CHARS) -> str:
-    r"""Return a text as `shown` does, on one line.
+    r"""Return a text as `shown` does, on one line, and with what would be colours written out too.
 
-    >>> one_line("a\nb")
-    'a\\nb'
+    So two names that differ look different.
+
+    >>> one_line("a\nb"), one_line("\x1b[31ms01")
+    ('a\\nb', '\\x1b[31ms01')
     """
-    return shown(text, most).replace("\n", "\\n").replace("\t", "\\t")
+    return _written_out(_cut(str(text), most)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def cell(text: str) -> str:
@@ -77,6 +75,17 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
         taken.add(candidate.casefold())
         found[name] = candidate
     return {name: found[name] for name in wanted}
+
+
+def _cut(whole: str, most: int) -> str:
+    if len(whole) <= most:
+        return whole
+    half = most // 2
+    return f"{whole[:half]} ... ({len(whole) - 2 * half} characters left out) ... {whole[len(whole) - half :]}"
+
+
+def _written_out(text: str) -> str:
+    return "".join(_seen(one) for one in text)
 
 
 def _plain(name: str) -> str:
