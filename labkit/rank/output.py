@@ -43,6 +43,10 @@ class RankStream(OutStream):
                 self._pass(string)
         return len(string)
 
+    def close(self) -> None:
+        """Only write what is left: the stream belongs to the rank, and the next call prints to it."""
+        self.flush()
+
     def begin_call(self) -> None:
         """A call begins: it has the whole allowance."""
         with self._lock:

@@ -82,6 +82,21 @@ def _set_path(before: list[str]) -> None:
     sys.path[:] = before
 
 
+def _copies() -> list[tuple[int, int]]:
+    """The standard descriptors and copies of them: one that was closed goes to the next socket, and is written to."""
+    copies = []
+    for number in range(3):
+        with contextlib.suppress(OSError):
+            copies.append((number, os.dup(number)))
+    return copies
+
+
+def _set_descriptors(copies: list[tuple[int, int]]) -> None:
+    for number, copy in copies:
+        os.dup2(copy, number)
+        os.close(copy)
+
+
 def _set_collecting(on: bool) -> None:
     (gc.enable if on else gc.disable)()
 
@@ -101,6 +116,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (sys.gettrace, sys.settrace),
     (sys.getprofile, sys.setprofile),
     (gc.isenabled, _set_collecting),
+    (_copies, _set_descriptors),
     (lambda: {number: signal.getsignal(number) for number in _SIGNALS}, _set_handlers),
     (lambda: threading.excepthook, lambda hook: setattr(threading, "excepthook", hook)),
 )
