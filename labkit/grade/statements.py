@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from IPython.core.inputtransformer2 import TransformerManager
-
 __all__ = ["Statement", "statements_of"]
 
-# Transforming a cell reads it again for every command in it.
-MAX_MAGIC_CHARS = 20_000
+# Such a cell is read again for every command in it.
+MAX_COMMAND_CHARS = 20_000
+MAX_COMMANDS = 50
+# `%matplotlib inline`, `!ls`, `?f`, `f?`, `x = !ls`, `x = %time f()`
+_COMMAND = re.compile(r"^\s*[%!?]|\?\s*$|=\s*[%!]")
 # A cell under one of these is Python that runs here; under any other (%%px, %%bash) it is not.
 _HERE = re.compile(r"^\s*%%(time|capture|prun)\b[^\n]*")
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL"})
@@ -59,10 +60,9 @@ def statements_of(source: str) -> tuple[list[Statement] | None, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = _parsed(source)
-        if found is None and re.search(r"^\s*[%!?]|\?\s*$|= *[%!]", source, re.MULTILINE):
-            text = _without_commands(source)
-            if text is not None and (found := _parsed(text)) is not None:
-                return found, text
+        if found is None and len(source) <= MAX_COMMAND_CHARS and (text := _without_commands(source)) != source:
+            found = _parsed(text)
+            return found, source if found is None else text
     return found, source
 
 
@@ -125,26 +125,19 @@ def _is_stub(node: ast.stmt) -> bool:
     return False
 
 
-def _without_commands(source: str) -> str | None:
-    """The cell with `pass` where IPython's commands stood, line for line."""
-    if len(source) > MAX_MAGIC_CHARS:
-        return None
-    try:
-        text: str = TransformerManager().transform_cell(source)  # type: ignore[no-untyped-call]
-        tree = ast.parse(text)
-    except Exception:  # whatever IPython makes of a text that nobody vouches for
-        return None
-    lines = text.split("\n")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and _is_command(node.value):
-            for at in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                line = lines[at - 1]
-                lines[at - 1] = line[: len(line) - len(line.lstrip())] + "pass"
+def _without_commands(source: str) -> str:
+    """The cell with `pass` where IPython's commands stood, line for line: wherever Python stops at one of them."""
+    lines = source.split("\n")
+    for _ in range(MAX_COMMANDS):
+        try:
+            ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            at = (error.lineno or 0) - 1
+            if not 0 <= at < len(lines) or not _COMMAND.search(lines[at]):
+                break
+            lines[at] = lines[at][: len(lines[at]) - len(lines[at].lstrip())] + "pass"
+        except (ValueError, RecursionError, MemoryError):
+            break
+        else:
+            break
     return "\n".join(lines)
-
-
-def _is_command(node: ast.expr) -> bool:
-    call = node.func if isinstance(node, ast.Call) else None
-    shell = call.value if isinstance(call, ast.Attribute) else None
-    called = shell.func if isinstance(shell, ast.Call) else None
-    return isinstance(called, ast.Name) and called.id == "get_ipython"
