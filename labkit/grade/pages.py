@@ -82,7 +82,7 @@ def student_page(gradebook: Gradebook, student: str) -> str:
         book=gradebook,
         student=student,
         remarks=gradebook.remarks.get(student, ()),
-        results=[(one, _hidden_rows(one)) for one in results],
+        results=[(one, *_cases(one)) for one in results],
     )  # fmt: skip
 
 
@@ -210,6 +210,13 @@ def _remarks(gradebook: Gradebook) -> list[tuple[str, str, str]]:
         rows += [(student, "", one) for one in gradebook.remarks.get(student, ())]
         rows += [(student, result.question, one) for result in gradebook.of(student) for one in result.notes]
     return rows
+
+
+def _cases(result: Result) -> tuple[list[CaseResult], list[tuple[str, int, int, str]]]:
+    """The visible cases and the rows of hidden ones; none of an answer that is not there, where each says the same."""
+    if all(one.outcome in ("unsolved", "missing") for one in result.cases):
+        return [], []
+    return [one for one in result.cases if not one.hidden], _hidden_rows(result)
 
 
 def _hidden_rows(result: Result) -> list[tuple[str, int, int, str]]:
