@@ -56,6 +56,7 @@ def judge(facts: Facts, *, num_ranks: int = 4) -> list[Finding]:
         _open_files(facts, num_ranks),
         _compiler(facts),
         _git(facts),
+        _bubblewrap(facts),
     ]
 
 
@@ -262,6 +263,15 @@ def _git(facts: Facts) -> Finding:
     if not facts.git:
         return Finding(topic="git", level="note", fact="missing", next_step="install git to update labkit")
     return Finding(topic="git", level="fine", fact=facts.git)
+
+
+def _bubblewrap(facts: Facts) -> Finding:
+    if facts.platform != "linux":
+        return Finding(topic="sandbox", level="fine", fact="none on this system: grade submissions on Linux")
+    if not facts.bubblewrap:
+        step = "to grade submissions: apt-get install bubblewrap (0.8 or newer)"
+        return Finding(topic="sandbox", level="note", fact="bubblewrap is missing", next_step=step)
+    return Finding(topic="sandbox", level="fine", fact=facts.bubblewrap)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -106,6 +106,7 @@ class Facts:
     ninja: str
     python_headers: bool
     git: str
+    bubblewrap: str
 
 
 def gather() -> Facts:
@@ -138,6 +139,7 @@ def gather() -> Facts:
         ninja=_tool("ninja"),
         python_headers=headers.exists(),
         git=shutil.which("git") or "",
+        bubblewrap=shutil.which("bwrap") or "",
     )
 
 

@@ -38,6 +38,7 @@ def laptop(**changes) -> Facts:
         ninja="/usr/bin/ninja",
         python_headers=True,
         git="/usr/bin/git",
+        bubblewrap="/usr/bin/bwrap",
     )
     return dataclasses.replace(facts, **changes)
 
@@ -92,6 +93,8 @@ def test_a_good_machine_has_nothing_wrong(facts):
         (laptop(max_open_files=256), "open files", "wrong", "256 allowed, 4 ranks may need 512", "ulimit -n 4096"),
         (laptop(compiler="", python_headers=False), "compiler", "note", "a C++ compiler, Python.h", "python3.11-dev"),
         (laptop(git=""), "git", "note", "missing", "git"),
+        (laptop(bubblewrap=""), "sandbox", "note", "bubblewrap is missing", "apt-get install bubblewrap"),
+        (laptop(bubblewrap="", platform="darwin"), "sandbox", "fine", "grade submissions on Linux", ""),
     ],
 )
 def test_each_wrong_thing_has_a_fact_and_a_next_step(facts, topic, level, in_fact, in_step):

@@ -119,7 +119,10 @@ class Sandbox:
 
     @contextlib.contextmanager
     def run(self, argv: Sequence[str], stdin: bytes) -> Iterator[Box]:
-        """Run a program in it; all of it has ended when the block is left. Safe in several threads at once."""
+        """Run a program in it; all of it has ended when the block is left, and ends with the thread that runs the block.
+
+        Safe in several threads at once.
+        """
         with (
             contextlib.ExitStack() as stack,
             tempfile.TemporaryFile() as given,
@@ -298,8 +301,8 @@ class _Places:
 
 _PLACES = _Places()
 _BUBBLEWRAP = (
-    "bubblewrap: answers ran without your rights, without network, out of sight of other processes, and saw of the disk "
-    "only the system's programs, Python and the lab without its checks"
+    "bubblewrap: answers ran without your rights, without network, out of sight of other processes, and saw of the "
+    "disk only the system's programs, Python and the lab without its checks"
 )
 _NONE = (
     "none (--no-sandbox): answers ran as you; time, memory and processes were limited, but nothing kept them from your "
