@@ -1,6 +1,7 @@
 """What every test gets: markers that skip, or fail under LABKIT_REQUIRE, where the machine lacks what they need."""
 
 import functools
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -34,6 +35,10 @@ def has_sandbox() -> bool:
 NEEDS = {
     "browser": (lambda: bool(shutil.which("chromium")), "no chromium here (apt-get install chromium)"),
     "sandbox": (has_sandbox, "no bubblewrap that works here (apt-get install bubblewrap)"),
+    "nbgrader": (
+        lambda: importlib.util.find_spec("nbgrader") is not None,
+        "no nbgrader here (EXTRAS=nbgrader make test)",
+    ),
     "gpu": (lambda: pathlib.Path("/dev/nvidia0").exists(), "no NVIDIA GPU here"),
 }
 
