@@ -40,7 +40,7 @@ def test_1f1b_passes_and_gpipe_holds_too_many(case):
 @pytest.mark.parametrize(
     ("lists", "idea", "message"),
     [
-        ([["0F0", "0B0"]], "complete", "2 stages, 2 micro-batches: 1 lists for num_stages=2"),
+        ([["0F0", "0B0"]], "complete", "2 stages, 2 micro-batches: 1 list for num_stages=2"),
         ([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1I1", "1W1", "1F1"]], "complete", "waits at 1I1 for 1F1"),
         ([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1I1", "1W1"]], "form", "list 1 holds 1I1: 1F1B is"),
         ([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], "deadlock", "no rank can go on"),

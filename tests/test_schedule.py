@@ -148,7 +148,7 @@ def test_build_by_name():
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ([["0F0", "0B0"]], "1 lists for num_stages=2: a schedule has one list for each stage"),
+        ([["0F0", "0B0"]], "1 list for num_stages=2: a schedule has one list for each stage"),
         ([["0F0", "0B0"], ["0F0", "0B0"]], "list 1 holds 0F0, an action of stage 0: .* Write 1F0"),
         ([["0F0", "0B0"], ["1F0"]], "1B0 is missing"),
         ([["0F0", "B0"], ["1F0", "1B0"]], "'B0' is not an action"),

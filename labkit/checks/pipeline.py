@@ -108,7 +108,7 @@ def _check(criterion: str, told: Mapping[str, Any], num_stages: int, num_microba
 
 def _read(told: Mapping[str, Any], num_stages: int, num_microbatches: int) -> list[list[Action]]:
     if "lists" not in told:
-        raise _Wrong(f"{told['refused']}.", "form")
+        raise _Wrong(f"{told['refused']!s:.200}.", "form")
     lists = told["lists"]
     try:
         actions = read(lists, num_stages, num_microbatches)
@@ -283,8 +283,8 @@ _IDEAS = {
         "forwards fit in before that?",
     ),
     "run": Idea(
-        first="Torch's own runtime adds the sends and receives and runs the lists as they are.",
-        further="Look at the card for what it ran.",
+        first="Torch's own runtime adds sends and receives to your lists and runs them as they are.",
+        further="It runs only what is complete, in order and free of deadlock: mend what the other cases say first.",
     ),
     "raised": Idea(
         first="The function must work for every number of stages and micro-batches, also for 1 of each.",

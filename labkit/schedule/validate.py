@@ -49,7 +49,8 @@ def read(lists: Sequence[Sequence[str]], num_stages: int, num_microbatches: int)
     labkit.errors.PlanError: list 1 holds 0F0, an action of stage 0: list s holds the actions of stage s. Write 1F0.
     """
     if len(lists) != num_stages:
-        raise PlanError(f"{len(lists)} lists for num_stages={num_stages}: a schedule has one list for each stage.")
+        count = f"{len(lists)} list{'s' * (len(lists) != 1)}"
+        raise PlanError(f"{count} for num_stages={num_stages}: a schedule has one list for each stage.")
     actions = [[parse(text) for text in line] for line in lists]
     for stage, line in enumerate(actions):
         for action in line:
