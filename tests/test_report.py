@@ -152,7 +152,7 @@ def test_results_json_has_everything(tmp_path: Path) -> None:
 
 
 def test_a_student_sees_of_hidden_cases_only_criterion_and_outcome(tmp_path: Path) -> None:
-    idea = Idea(first="think of chunks", further="count them")
+    idea = Idea(first="think of `chunks`", further="count <b>them")
     bad = made("06.1", points=4, message=SECRET, idea=idea)
     report.write(Gradebook(students=("s01",), questions=("06.1",), results={("s01", "06.1"): bad}), tmp_path)
     page = (tmp_path / "students" / "s01.html").read_text()
@@ -161,8 +161,8 @@ def test_a_student_sees_of_hidden_cases_only_criterion_and_outcome(tmp_path: Pat
     text = " ".join(Texts(page).text.split())
     assert "Every visible case passed, but a hidden one did not (raised an error). It looks at: any size." in text
     assert "0 of 1 1 raised an error" in text
-    assert "think of chunks" in text
-    assert "count them" in text
+    assert "think of <code>chunks</code>" in page
+    assert "count &lt;b&gt;them" in page
     form = json.loads((tmp_path / "gradescope" / "s01" / "results.json").read_text())
     told = [form["output"], *(json.dumps(one) for one in form["tests"] if one["visibility"] != "hidden")]
     assert all(SECRET not in one and "4711" not in one for one in told)
