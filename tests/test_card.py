@@ -97,7 +97,7 @@ def test_numbers_beside_their_budgets():
         Measure(name="odd", value=float("inf"), budget=float("nan")),
     )
     one = card(cases=(case(passed=False, message="x", measures=measures),))
-    for text in ("1.2 kB of at most 1.2 kB", "7 of at most 4: too many", "250 ms", "0 of at most 0"):
+    for text in ("1.2 kB of at most 1.2 kB", "7 of at most 4: over", "250 ms", "0 of at most 0"):
         assert text in repr(one)
         assert text in one._repr_html_()
 

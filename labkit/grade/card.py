@@ -48,15 +48,9 @@ class Checked(Result):
         if told := self._count():
             head += f" ({told})"
         lines = [head, *textwrap.wrap(_cut(self.message), TEXT_WIDTH, initial_indent="  ", subsequent_indent="  ")]
-        rows = [
-            *self._facts(),
-            *((_measure_name(one), _measure_text(one)) for one in self._measures()),
-            *self._advice(),
-        ]
-        width = max((len(label) for label, _ in rows), default=0)
-        for label, text in rows:
-            indent = " " * (width + 4)
-            lines.append(f"  {label.ljust(width)}  " + _cut(text).replace("\n", "\n" + indent))
+        measures = [(_measure_name(one), _measure_text(one)) for one in self._measures()]
+        for rows in (list(self._facts()), measures, list(self._advice())):
+            lines += _text_rows(rows)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -112,6 +106,16 @@ class Checked(Result):
             yield "note", note
 
 
+def _text_rows(rows: list[tuple[str, str]]) -> Iterator[str]:
+    """Labels in one column, texts beside them, wrapped."""
+    width = max((len(label) for label, _ in rows), default=0)
+    for label, text in rows:
+        for line in _cut(text).split("\n"):
+            for part in textwrap.wrap(line, TEXT_WIDTH - width) or [""]:
+                yield f"  {label.ljust(width)}  {part}".rstrip()
+                label = ""
+
+
 def _waits(failed: CaseResult) -> Iterator[tuple[str, str]]:
     for rank, doing, where in failed.waits[:MAX_WAITS]:
         yield f"rank {rank}", f"{doing} at {where}" if where else doing
@@ -125,7 +129,7 @@ def _measure_text(one: Measure) -> str:
     value = _number(one.value, one.unit)
     if one.budget is None:
         return value
-    return f"{value} of at most {_number(one.budget, one.unit)}{'' if one.kept else ': too many'}"
+    return f"{value} of at most {_number(one.budget, one.unit)}{'' if one.kept else ': over'}"
 
 
 def _number(value: float, unit: str) -> str:

@@ -48,6 +48,11 @@ def answers_of(exercise: Exercise, given: Sequence[Any]) -> dict[str, Callable[.
         )
     if strangers:
         found[names[0]] = strangers[0]
+    return _completed(names, found)
+
+
+def _completed(names: Sequence[str], found: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """All functions in the exercise's order; those that were not given are looked up beside the given ones."""
     beside = [getattr(one, "__globals__", {}) for one in found.values()] + [_notebook()]
     for name in names:
         here = next((space[name] for space in beside if callable(space.get(name))), None)

@@ -17,6 +17,7 @@ __all__ = ["as_plain", "attempt", "device", "end_together"]
 
 MAX_NUMBERS = 200_000
 MAX_NAME_CHARS = 80
+GROUPS_GONE = "the process group of all ranks was destroyed: other code needs it. Leave groups as they are"
 
 
 def attempt(
@@ -30,8 +31,7 @@ def attempt(
 ) -> str | None:
     """Run one trial on the members of a group of its own, made for it and gone after it.
 
-    Runs on: every rank of the world at once. Communicates: makes a group; its members run the trial and
-    meet at the end.
+    Runs on: every rank of the world. Communicates: makes groups; the members run the trial and meet at the end.
 
     Args:
         functions: the answers as functions of the notebook; empty when `cells` bring them.
@@ -44,22 +44,17 @@ def attempt(
     Returns:
         JSON: `{"value": what the trial returned}`, or `{"missing": [names]}`; None on a rank that is no member.
     """
-    # They meet in a group of their own: what an answer leaves unmatched in its group disturbs nobody.
-    # Unsorted: members come in any order, and the first one is member 0.
+    # Members come in any order, and the first is member 0. What is left unmatched in their group disturbs no meeting.
     group, meeting = dist.new_group(list(members), sort_ranks=False), dist.new_group(list(members))
     if dist.get_rank() not in members:
         return None
     with undone():
         answers = dict(functions) or _define(cells)
-        missing = [name for name in names if not callable(answers.get(name))]
-        if missing:
-            told = {"missing": missing}
-        else:
+        told: dict[str, Any] = {"missing": [name for name in names if not callable(answers.get(name))]}
+        if not told["missing"]:
             told = {"value": resolve(trial)({name: answers[name] for name in names}, group, **inputs)}
     if not groups.intact():
-        raise RuntimeError(
-            "the process group of all ranks was destroyed: other code needs it. Leave groups as they are"
-        )
+        raise RuntimeError(GROUPS_GONE)
     end_together(meeting)
     for one in (group, meeting):
         if one in dist.distributed_c10d._world.pg_map:
