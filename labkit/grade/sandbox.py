@@ -119,9 +119,9 @@ class Sandbox:
 
     @contextlib.contextmanager
     def run(self, argv: Sequence[str], stdin: bytes) -> Iterator[Box]:
-        """Run a program in it; all of it has ended when the block is left, and ends with the thread that runs the block.
+        """Run a program in it; all of it has ended when the block is left.
 
-        Safe in several threads at once.
+        Safe in several threads at once; what runs does not outlive the thread that is in the block.
         """
         with (
             contextlib.ExitStack() as stack,
