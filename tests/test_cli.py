@@ -28,7 +28,22 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"labkit {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["brew"], ["doctor", "--ranks", "0"], ["doctor", "--ranks", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["brew"],
+        ["doctor", "--ranks", "0"],
+        ["doctor", "--ranks", "x"],
+        ["exercises"],
+        ["grade"],
+        ["grade", "class"],
+        ["grade", "class", "--out", "report", "--jobs", "0"],
+        ["grade", "class", "--out", "report", "--timeout", "nan"],
+        ["grade", "class", "--out", "report", "--timeout", "-1"],
+        ["grade", "class", "--out", "report", "--questions", ","],
+    ],
+)
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
@@ -53,6 +68,58 @@ def test_lab_takes_port_and_browser_from_options_or_environment(monkeypatch, arg
     monkeypatch.setattr(commands, "lab", lambda **options: asked.append(options) or 0)
     assert cli.main(["lab", *arguments], environment) == 0
     assert asked == [{"port": port, "browser": browser}]
+
+
+def test_grade_hands_its_options_on(monkeypatch):
+    asked = []
+    monkeypatch.setattr(commands, "grade", lambda **options: asked.append(options) or 0)
+    assert cli.main(["grade", "class", "--out", "report"], {}) == 0
+    many = ["--jobs", "2", "--questions", "06.1, 06.2", "--seed", "7", "--no-sandbox", "--timeout", "2.5"]
+    assert cli.main(["grade", "class", "--out", "report", *many], {}) == 0
+    paths = {"submissions": pathlib.Path("class"), "out": pathlib.Path("report")}
+    usual = {"jobs": 1, "questions": None, "seed": 0, "no_sandbox": False, "timeout_s": None}
+    named = {"jobs": 2, "questions": ["06.1", "06.2"], "seed": 7, "no_sandbox": True, "timeout_s": 2.5}
+    assert asked == [{**paths, **usual}, {**paths, **named}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere is no folder"),
+        (["."], "holds no submission"),
+        ([".", "--questions", "13.1"], "there is no question '13.1'"),
+    ],
+)
+def test_grade_says_in_one_line_what_is_wrong(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["grade", *arguments, "--out", str(tmp_path.parent / "report")], {}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("labkit: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_exercises_are_built_and_compared(tmp_path, capsys):
+    (tmp_path / "solutions").mkdir()
+    source = "def f():\n    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION"
+    cell = {"cell_type": "code", "id": "q06-1", "metadata": {}, "source": source}
+    (tmp_path / "solutions" / "06_a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    build = ["exercises", "build", "--folder", str(tmp_path)]
+    assert cli.main([*build, "--check"], {}) == 1
+    assert capsys.readouterr().out == f"{tmp_path}/exercises/06_a.ipynb: missing\n"
+    assert cli.main(build, {}) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/exercises/06_a.ipynb: missing, now written\n"
+    assert cli.main([*build, "--check"], {}) == 0
+    (tmp_path / "solutions" / "06_a.ipynb").write_text("{")
+    assert cli.main(build, {}) == 1
+    assert "06_a.ipynb: this is not JSON" in capsys.readouterr().err
+
+
+def test_the_command_line_loads_nothing_heavy(repository):
+    code = "import json, sys\nimport labkit.cli\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=240)
+    loaded = json.loads(done.stdout)
+    assert not {"IPython", "ipyparallel", "numpy", "plotly", "torch"} & set(loaded)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "eight", "8888.0", "٣", "1e3"])
