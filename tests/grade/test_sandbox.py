@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -22,23 +21,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 GONE_TIMEOUT_S = 60.0
 SECRET = "a-secret-of-the-grader"
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 needs_sandbox = pytest.mark.sandbox
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Fail a test after which there are processes that were not there before."""
-    before = set(psutil.pids())
-    yield
-    deadline = time.monotonic() + GONE_TIMEOUT_S
-    while left := [one for one in psutil.Process().children(recursive=True) if one.pid not in before]:
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def chosen() -> Sandbox:
-    return sandbox.choose()
 
 
 def said(where: Sandbox, code: str, *arguments: str) -> str:
