@@ -81,6 +81,7 @@ def _judge_ring(case: Case, values: tuple[Any, ...]) -> Finding:
         wrong = (
             f"a rank sent to {peers} other ranks; in a ring each of the {world_size} ranks sends to 1, its neighbour."
         )
+        idea = "neighbour"
     elif num_bytes > num_sends * chunk_bytes:
         wrong = (
             f"a rank sent {num_bytes} B; a ring of {world_size} ranks sends at most {num_sends} chunks of "
@@ -89,7 +90,7 @@ def _judge_ring(case: Case, values: tuple[Any, ...]) -> Finding:
     elif (shortage := _shortage(by_rank, size)) and world_size > 1:
         wrong, idea = shortage, "unseen"
     if case.criterion == "budget" and wrong:
-        return Finding(passed=False, message=wrong, given=case.name, idea=idea, measures=measures)
+        return Finding(passed=False, message=wrong, idea=idea, measures=measures)
     return Finding(passed=True, measures=measures)
 
 
@@ -219,7 +220,7 @@ def _judge_tree(case: Case, values: tuple[Any, ...]) -> Finding:
     elif (shortage := _shortage([sent(one) for one in calls], case.inputs["size"])) and world_size > 1:
         wrong, idea = shortage, "unseen"
     if case.criterion == "budget" and wrong:
-        return Finding(passed=False, message=wrong, given=case.name, idea=idea, measures=measures)
+        return Finding(passed=False, message=wrong, idea=idea, measures=measures)
     return Finding(passed=True, measures=measures)
 
 

@@ -33,6 +33,10 @@ RING_IDEAS = {
         further="Each of the 2 (N - 1) messages of a rank carries one chunk of n / N numbers, to the same "
         "neighbour. Nobody ever sends the whole tensor.",
     ),
+    "neighbour": Idea(
+        first="Who sends to whom? A ring has no centre.",
+        further="Rank r only ever sends to rank r + 1, modulo N, and receives from rank r - 1. No rank collects everything.",
+    ),
     "unseen": Idea(
         first="What is sent is counted in the thread that runs your function, in bytes.",
         further="Call isend and recv in the function itself, with chunks of x as they are.",
