@@ -35,7 +35,7 @@ RING_IDEAS = {
     ),
     "neighbour": Idea(
         first="Who sends to whom? A ring has no centre.",
-        further="Rank r only ever sends to rank r + 1, modulo N, and receives from rank r - 1. No rank collects everything.",
+        further="Rank r only ever sends to rank r + 1, modulo N, and receives from rank r - 1.",
     ),
     "unseen": Idea(
         first="What is sent is counted in the thread that runs your function, in bytes.",
