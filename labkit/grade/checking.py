@@ -27,7 +27,9 @@ POLL_S = 0.02
 _failures: Counter[str] = Counter()
 
 
-def check(question: str, *answers: Callable[..., Any], ranks: Ranks | None = None, timeout_s: float = TIMEOUT_S) -> Any:
+def check(
+    question: str, *answers: Callable[..., Any], ranks: Ranks | None = None, timeout_s: float = TIMEOUT_S
+) -> Checked:
     """Try an answer on live ranks and show what it did.
 
     The visible cases run from small to large, up to the first that fails. An answer that hangs is cut off, and says
@@ -129,8 +131,8 @@ def _idle(ranks: Any) -> Ranks:
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"{' and '.join(busy)} {'is' if len(busy) == 1 else 'are'} still going on these ranks: a rank runs one "
-                "call at a time. Wait for it (a training run ends with run.stop()), or leave ranks= out: check then "
-                "uses ranks of its own."
+                "call at a time. Wait for it, end it (run.stop() or ranks.interrupt()), or leave ranks= out: check "
+                "then uses ranks of its own."
             )
         time.sleep(POLL_S)
     return ranks
