@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 def ring_all_reduce(x, group):
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-  
+
     total = x.clone()
     chunks = total.tensor_split(world_size)
     for step in range(2 * (world_size - 1)):

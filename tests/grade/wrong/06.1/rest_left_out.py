@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 def ring_all_reduce(x, group):
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-  
+
     total = x.clone()
     size = x.numel() // world_size
     chunks = [total[part * size : (part + 1) * size] for part in range(world_size)]
