@@ -156,6 +156,7 @@ class _Work:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self._end(futures)
+            progress(self._progress(began_s))
         pool.shutdown(wait=True)
 
     def _end(self, futures: set[concurrent.futures.Future[str]]) -> None:
