@@ -129,7 +129,6 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
 def _check_release(layout: Layout) -> None:
     supported = replace(
         layout,
-        zero_stage=0,
         schedule=layout.schedule if layout.schedule in BUILDERS else "1f1b",
         num_virtual_stages=1,
         precision="bf16" if layout.precision == "fp8" else layout.precision,
@@ -137,14 +136,12 @@ def _check_release(layout: Layout) -> None:
         recompute="none",
         offload="none",
         engine="auto" if layout.engine == "deepspeed" else layout.engine,
-        reshard_after_forward=None,
-        hybrid=1,
     )
     if supported == layout:
         return
     names = [name for name in Layout.__dataclass_fields__ if getattr(layout, name) != getattr(supported, name)]
     what = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
     raise PlanError(
-        f"{what} is not in this release: it runs zero stage 0 with gpipe or 1f1b in fp32 or bf16 on torch. "
+        f"{what} is not in this release: it runs every zero stage with gpipe or 1f1b in fp32 or bf16 on torch. "
         f"Use '{supported}'."
     )

@@ -1,8 +1,8 @@
 """Data parallelism, and the step of a rank that holds the whole depth of the model.
 
-dp ranks hold equal parameters, take different samples, and add up their gradients in the last micro-batch's backward:
-by DistributedDataParallel, or under tensor parallelism by torch's composable `replicate`. The loss is scaled by the
-share of the global batch beforehand, so sums are means.
+dp ranks take different samples and add up their gradients. They hold equal parameters (DistributedDataParallel, or
+under tensor parallelism torch's composable `replicate`), or each a shard of them (`fully_shard`, ZeRO-2 and 3). The
+loss is scaled by the share of the global batch beforehand, so sums are means.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.nn.parallel import DistributedDataParallel
 
 from labkit.rank.model import Transformer, mean_loss
@@ -38,10 +39,10 @@ def wrap(stage: Transformer, mesh: DeviceMesh, *, has_shards: bool, recorder: Re
     if has_shards:
         stage.register_forward_hook(_unmark_view)
         replicated = replicate(stage, mesh=mesh)
-        timer = _ReplicateTimer(recorder)
+        timed = _TimedReduce(recorder)
         replicated.set_gradient_divide_factor(1.0)
-        replicated.set_custom_reduce_scatter(timer)
-        replicated.set_all_reduce_hook(timer.reduced)
+        replicated.set_custom_reduce_scatter(timed)
+        replicated.set_all_reduce_hook(timed.reduced)
         return stage
     wrapped = DistributedDataParallel(
         stage,
@@ -53,8 +54,38 @@ def wrap(stage: Transformer, mesh: DeviceMesh, *, has_shards: bool, recorder: Re
     return wrapped
 
 
+def shard(stage: Transformer, mesh: DeviceMesh, *, reshard: bool, has_shards: bool, recorder: Recorder) -> nn.Module:
+    """Give every dp rank a shard of each parameter, its gradient and its optimizer state (Zhao et al. 2023).
+
+    A layer is gathered whole just before it computes.
+
+    Runs on: the ranks of a dp group at once. Communicates: all-gathers of the parameters in every later step, a
+    reduce-scatter of the gradients in its last backward.
+
+    Args:
+        stage: parameters that are already equal on all ranks of the group.
+        mesh: the dp axis; or replicas x shards, where shards are equal on all replicas (hybrid sharding).
+        reshard: whether a layer's parameters are dropped after its forward and gathered again for its backward
+            (ZeRO-3), or kept until the backward is over (ZeRO-2).
+        has_shards: whether tensor parallelism made DTensors of parameters.
+        recorder: gets the collectives.
+    """
+    if has_shards:
+        stage.register_forward_hook(_unmark_view)
+    for module in (*stage.layers.values(), stage):
+        sharded = fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo knows sums only
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_custom_all_gather(_TimedAllGather(recorder))
+        timed = _TimedReduce(recorder)
+        sharded.set_custom_reduce_scatter(timed)
+        if mesh.ndim > 1:
+            sharded.set_all_reduce_hook(timed.reduced)
+    return stage
+
+
 def _unmark_view(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-    """`replicate` distrusts an output marked as a view, which a gathered DTensor is; the memory stays the same."""
+    """FSDP and `replicate` distrust an output marked as a view, as a gathered DTensor is; the memory stays the same."""
     return torch.ops.aten._unsafe_view(output, output.shape)
 
 
@@ -74,10 +105,26 @@ def _add_up(
     return dist.all_reduce(buffer, group=group, async_op=True).get_future().then(reduced)
 
 
-class _ReplicateTimer(ReduceScatter):
-    """Times the all-reduce of `replicate`: from the allocation of its buffer to the hook after it.
+class _TimedAllGather(DefaultAllGather):
+    """Gathers parameters and records it."""
 
-    `replicate` has no reduce-scatter; it only allocates through this interface.
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        start = self._recorder.mark()
+        work = super().__call__(output_tensor, input_tensor, group, async_op)
+        _finish(work)
+        self._recorder.add("all_gather", start, group=GROUP, num_bytes=num_bytes(output_tensor))
+        return work
+
+
+class _TimedReduce(DefaultReduceScatter):
+    """Adds up gradients and records it: a reduce-scatter over shards, then an all-reduce over replicas, or one of them.
+
+    torch allocates through this interface before the first of them, and calls a hook after the all-reduce.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -86,14 +133,31 @@ class _ReplicateTimer(ReduceScatter):
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         self._start = self._recorder.mark()
-        return torch.empty(*size, dtype=dtype, device=device)
+        return super().allocate(size, dtype=dtype, device=device)
 
-    def __call__(self, *_args: object, **_kwargs: object) -> None:
-        raise NotImplementedError("replicated parameters are not scattered")
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work:
+        work = super().__call__(output_tensor, input_tensor, group, op, async_op)
+        _finish(work)
+        self._recorder.add("reduce_scatter", self._start, group=GROUP, num_bytes=num_bytes(input_tensor))
+        self._start = self._recorder.mark()
+        return work
 
     def reduced(self, gradients: Tensor) -> None:
         """Called after each all-reduce with its result."""
         self._recorder.add("all_reduce", self._start, group=GROUP, num_bytes=num_bytes(gradients))
+
+
+def _finish(work: dist.Work | None) -> None:
+    """Wait on the CPU, where nothing overlaps; on a GPU the stream's marks tell."""
+    if work is not None and not torch.cuda.is_available():
+        work.wait()
 
 
 class Accumulation:
@@ -104,10 +168,20 @@ class Accumulation:
         num_microbatches: into how many the rank's samples are split.
         loss_scale: 1 / (micro-batches of all dp ranks).
         recorder: gets forwards and backwards.
+        keeps_gathered: whether sharded parameters stay whole from one micro-batch to the next (ZeRO-2).
     """
 
-    def __init__(self, net: nn.Module, num_microbatches: int, loss_scale: float, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        num_microbatches: int,
+        loss_scale: float,
+        recorder: Recorder,
+        *,
+        keeps_gathered: bool = False,
+    ) -> None:
         self._net = net
+        self._keeps_gathered = keeps_gathered
         self._num_microbatches = num_microbatches
         self._loss_scale = loss_scale
         self._recorder = recorder
@@ -140,11 +214,14 @@ class Accumulation:
         return loss.detach()
 
     def _communication(self, is_last: bool) -> AbstractContextManager[None]:
-        """Only the last micro-batch's backward communicates."""
+        """Replicas add up gradients in the last micro-batch's backward; shards in each, to keep no whole gradient."""
         net = self._net
-        if isinstance(net, ReplicateModule):
+        if isinstance(net, FSDPModule):  # `replicate` makes one too
             net.set_is_last_backward(is_last)
-            net.set_requires_gradient_sync(is_last)
+            if isinstance(net, ReplicateModule):
+                net.set_requires_gradient_sync(is_last)
+            elif self._keeps_gathered:
+                net.set_reshard_after_backward(is_last)
         elif isinstance(net, DistributedDataParallel) and not is_last:
             return net.no_sync()
         return nullcontext()

@@ -20,6 +20,7 @@ class Mesh:
         rank: the rank.
         place: its place on each axis.
         device_mesh: axes `pp`, `dp`, `tp`.
+        shards: what `fully_shard` takes: the dp axis, or with hybrid sharding replicas x shards.
         members: all ranks of the layout; None where there is only one.
         ends: the first and last stage at this rank's dp and tp place, for a matrix that both hold; else None.
     """
@@ -27,6 +28,7 @@ class Mesh:
     rank: int
     place: Placement
     device_mesh: DeviceMesh
+    shards: DeviceMesh
     members: dist.ProcessGroup | None
     ends: dist.ProcessGroup | None
 
@@ -57,7 +59,7 @@ def of(plan: Plan) -> Mesh | None:
             f"each rank has one place in the mesh. Start {plan.world_size} ranks or change an axis."
         )
     is_tied = plan.model.tied_embeddings and layout.pp > 1
-    key = (layout.pp, layout.dp, layout.tp, int(is_tied))
+    key = (layout.pp, layout.dp, layout.tp, layout.hybrid, int(is_tied))
     if key not in _built:
         _built[key] = _build(plan, world_size, is_tied)
     return _built[key]
@@ -67,6 +69,9 @@ def _build(plan: Plan, world_size: int, is_tied: bool) -> Mesh | None:
     layout, size, rank = plan.layout, plan.world_size, dist.get_rank()
     ranks = torch.arange(size).view(layout.pp, layout.dp, layout.tp)
     device_mesh = DeviceMesh(groups.device().type, ranks, mesh_dim_names=AXES)
+    split = device_mesh
+    if layout.hybrid > 1:
+        split = device_mesh._unflatten("dp", (layout.hybrid, layout.dp // layout.hybrid), ("replicas", "shards"))
     members = dist.group.WORLD if size == world_size else dist.new_group(list(range(size)))
     ends = None
     if is_tied:
@@ -79,6 +84,7 @@ def _build(plan: Plan, world_size: int, is_tied: bool) -> Mesh | None:
         rank=rank,
         place=plan.placement(rank),
         device_mesh=device_mesh,
+        shards=split["replicas", "shards"] if layout.hybrid > 1 else split["dp"],
         members=members if size > 1 else None,
         ends=ends,
     )

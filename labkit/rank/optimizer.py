@@ -1,11 +1,16 @@
 """The optimizer, and clipping by the global gradient norm."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from labkit.rank.recorder import Recorder, num_bytes
 from labkit.spec import Training
+
+GROUP = "dp"
 
 _EPSILON = 1e-6
 
@@ -26,7 +31,65 @@ def make(training: Training, tensors: Iterable[Tensor]) -> torch.optim.Optimizer
     )
 
 
-def adjust(optimizer: torch.optim.Optimizer, training: Training) -> None:
+class Sharded:
+    """The optimizer over this rank's part of tensors that all ranks of a group hold (ZeRO-1, Rajbhandari et al. 2020).
+
+    Each tensor is cut into equal parts by its elements, the last ones shorter. A rank has optimizer states for its
+    parts only, updates them in place, and one all-gather brings it the parts that the others updated.
+
+    Args:
+        training: which optimizer, and its settings.
+        tensors: equal on all ranks of the group, contiguous.
+        group: the ranks.
+        recorder: gets the all-gathers.
+    """
+
+    def __init__(
+        self, training: Training, tensors: Iterable[Tensor], group: dist.ProcessGroup, recorder: Recorder
+    ) -> None:
+        self._tensors = list(tensors)
+        self._group, self._recorder = group, recorder
+        self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._own = [self._part(tensor.detach(), self._rank) for tensor in self._tensors]
+        self._optimizer = make(training, self._own)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The settings."""
+        return self._optimizer.param_groups
+
+    def step(self) -> None:
+        """Update every tensor on every rank. Communicates: one all-gather of all tensors."""
+        for own, tensor in zip(self._own, self._tensors, strict=True):
+            own.grad = None if tensor.grad is None else self._part(tensor.grad, self._rank)
+        self._optimizer.step()
+        for own in self._own:
+            own.grad = None
+        start = self._recorder.mark()
+        size = sum(self._part_size(tensor) for tensor in self._tensors)
+        sent = torch.nn.functional.pad(torch.cat(self._own), (0, size - sum(own.numel() for own in self._own)))
+        parts = [torch.empty_like(sent) for _ in range(self._num_ranks)]
+        dist.all_gather(parts, sent, group=self._group)
+        self._recorder.add("all_gather", start, group=GROUP, num_bytes=self._num_ranks * num_bytes(sent))
+        for rank, part in enumerate(parts):
+            if rank != self._rank:
+                self._take(part, rank)
+
+    def _take(self, packed: Tensor, rank: int) -> None:
+        """Copy what another rank updated into the tensors."""
+        targets = [self._part(tensor.detach(), rank) for tensor in self._tensors]
+        sizes = [target.numel() for target in targets]
+        torch._foreach_copy_(targets, list(packed[: sum(sizes)].split(sizes)))
+
+    def _part(self, tensor: Tensor, rank: int) -> Tensor:
+        size = self._part_size(tensor)
+        return tensor.view(-1)[rank * size : (rank + 1) * size]
+
+    def _part_size(self, tensor: Tensor) -> int:
+        return -(-tensor.numel() // self._num_ranks)
+
+
+def adjust(optimizer: torch.optim.Optimizer | Sharded, training: Training) -> None:
     """Give a live optimizer the settings of the run that goes on with it."""
     for group in optimizer.param_groups:
         group["lr"] = training.learning_rate

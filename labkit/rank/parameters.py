@@ -9,7 +9,7 @@ import math
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from labkit.plan import Plan
 from labkit.rank.mesh import Mesh
@@ -85,7 +85,8 @@ class Weights:
 
     def _count_holders(self, name: str) -> int:
         layout = self.plan.layout
-        held_by = layout.dp if name in self._split else layout.dp * layout.tp
+        num_copies = layout.hybrid if layout.zero_stage >= 2 else layout.dp
+        held_by = num_copies * (1 if name in self._split else layout.tp)
         return held_by * 2 if self._has_twin(name) else held_by
 
     def _has_twin(self, name: str) -> bool:
@@ -133,7 +134,7 @@ class Weights:
     def gather(self) -> dict[str, Tensor]:
         """Return every parameter of the whole model, whole, on every member rank.
 
-        Runs on: all member ranks at once. Communicates: all-gathers over tp, broadcasts over pp.
+        Runs on: all member ranks at once. Communicates: all-gathers over tp and dp, broadcasts over pp.
         """
         whole = {}
         for stage in range(self.plan.num_stages):
@@ -148,18 +149,24 @@ class Weights:
     def _whole(self, name: str, shape: torch.Size, stage: int) -> Tensor:
         mesh, layout = self.mesh, self.plan.layout
         if mesh.place.pp_rank == stage:
-            tensor = self.tensors[name].detach().contiguous()
-            if name in self._split:
-                parts = [torch.empty_like(tensor) for _ in range(layout.tp)]
-                dist.all_gather(parts, tensor, group=mesh.group("tp"))
-                tensor = torch.cat(parts, dim=self._split[name])
-            tensor = tensor.clone()
+            parameter = self._parameters[name]
+            tensor = _whole_tensor(parameter) if isinstance(parameter, DTensor) else parameter
+            tensor = tensor.detach().clone()
         else:
             tensor = torch.empty(shape, device=next(iter(self.tensors.values())).device)
         if layout.pp > 1:
             owner = self.plan.rank_at(dp_rank=mesh.place.dp_rank, tp_rank=mesh.place.tp_rank, pp_rank=stage)
             dist.broadcast(tensor, src=owner, group=mesh.group("pp"))
         return tensor
+
+
+def _whole_tensor(tensor: DTensor) -> Tensor:
+    """The whole of a sharded tensor, axis by axis: torch warns when it must do several at once."""
+    placements = list(tensor.placements)
+    for axis in range(len(placements)):
+        placements[axis] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
 
 
 def _local(tensor: DTensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from labkit.errors import PlanError
 from labkit.plan import Plan
 from labkit.rank import groups
+from labkit.rank.optimizer import Sharded
 from labkit.rank.parameters import Weights
 from labkit.rank.recorder import Recorder
 from labkit.spec import Training
@@ -31,7 +32,7 @@ class State:
     plan: Plan
     optimizer_kind: str
     weights: Weights
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | Sharded
     forward_backward: Callable[[Tensor, Tensor], Tensor]
     recorder: Recorder
     step: int

@@ -13,11 +13,12 @@ from labkit.errors import LabError, ranks_text
 from labkit.plan import Plan
 from labkit.rank import data, data_parallel, groups, mesh, optimizer, report, state, tensor_parallel
 from labkit.rank.mesh import Mesh
+from labkit.rank.model import Transformer
 from labkit.rank.parameters import Weights, build_stage
 from labkit.rank.pipeline_parallel import Pipeline, Stage
 from labkit.rank.recorder import Recorder
 from labkit.rank.state import State
-from labkit.spec import Training
+from labkit.spec import Layout, Training
 
 
 def train(plan: Plan, training: Training) -> dict[str, Any] | None:
@@ -72,7 +73,7 @@ def build(plan: Plan, training: Training, own: Mesh) -> State:
     split = tensor_parallel.shard(stage, own.device_mesh["tp"], recorder) if layout.tp > 1 else {}
     net: torch.nn.Module = stage
     if layout.dp > 1:
-        net = data_parallel.wrap(stage, own.device_mesh["dp"], has_shards=layout.tp > 1, recorder=recorder)
+        net = _over_dp(stage, layout, own, recorder)
     weights = Weights(stage, plan, own, split)
     loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
     forward_backward: Pipeline | data_parallel.Accumulation
@@ -80,16 +81,34 @@ def build(plan: Plan, training: Training, own: Mesh) -> State:
         piped = Stage(net, plan, index, device=device, group=own.group("pp"), recorder=recorder)
         forward_backward = Pipeline(piped, plan, loss_scale)
     else:
-        forward_backward = data_parallel.Accumulation(net, layout.num_microbatches, loss_scale, recorder)
+        forward_backward = data_parallel.Accumulation(
+            net, layout.num_microbatches, loss_scale, recorder, keeps_gathered=not layout.reshards
+        )
     return State(
         plan=plan,
         optimizer_kind=training.optimizer,
         weights=weights,
-        optimizer=optimizer.make(training, weights.tensors.values()),
+        optimizer=_optimizer(training, layout, weights, recorder),
         forward_backward=forward_backward,
         recorder=recorder,
         step=0,
     )
+
+
+def _over_dp(stage: Transformer, layout: Layout, own: Mesh, recorder: Recorder) -> torch.nn.Module:
+    has_shards = layout.tp > 1
+    if layout.zero_stage >= 2:
+        return data_parallel.shard(stage, own.shards, reshard=layout.reshards, has_shards=has_shards, recorder=recorder)
+    return data_parallel.wrap(stage, own.device_mesh["dp"], has_shards=has_shards, recorder=recorder)
+
+
+def _optimizer(
+    training: Training, layout: Layout, weights: Weights, recorder: Recorder
+) -> torch.optim.Optimizer | optimizer.Sharded:
+    tensors = weights.tensors.values()
+    if layout.zero_stage == 1 and layout.dp > 1:
+        return optimizer.Sharded(training, tensors, weights.mesh.group("dp"), recorder)
+    return optimizer.make(training, tensors)
 
 
 def gather_weights(live: State | None = None) -> dict[str, Tensor]:

@@ -139,6 +139,15 @@ class Layout:
         """
         return self.microbatch_size * self.num_microbatches * self.dp
 
+    @property
+    def reshards(self) -> bool:
+        """Whether gathered parameters are dropped after the forward: ZeRO-3 does so unless told otherwise.
+
+        >>> Layout(dp=2, zero_stage=3).reshards, Layout(dp=2, zero_stage=2).reshards
+        (True, False)
+        """
+        return self.zero_stage == 3 if self.reshard_after_forward is None else self.reshard_after_forward
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a layout from tokens in any order, such as "dp2 pp2 zero1 1f1b m8 bf16".

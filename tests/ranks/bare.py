@@ -48,7 +48,7 @@ def run(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: flo
             raise RanksFailed(f"the ranks did not end within {timeout_s + 60:g} s") from None
         finally:
             _end_session(process)
-        return [_result(Path(folder, str(rank)), rank) for rank in range(num_ranks)]
+        return _results(Path(folder), num_ranks)
 
 
 def _end_session(process: subprocess.Popen) -> None:
@@ -59,13 +59,21 @@ def _end_session(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _result(path: Path, rank: int) -> Any:
-    if not path.exists():
-        raise RanksFailed(f"rank {rank} left no result: it died or was ended after the time limit")
-    is_ok, value = pickle.loads(path.read_bytes())
-    if not is_ok:
-        raise RanksFailed(f"rank {rank}:\n{value}")
-    return value
+def _results(folder: Path, num_ranks: int) -> list[Any]:
+    """What every rank returned; else the failures of all, those first that are no consequence of another death."""
+    values, failures = [], []
+    for rank in range(num_ranks):
+        path = folder / str(rank)
+        if path.exists():
+            is_ok, value = pickle.loads(path.read_bytes())
+        else:
+            is_ok, value = False, "left no result: it died or was ended after the time limit"
+        values.append(value)
+        if not is_ok:
+            failures.append(f"rank {rank}:\n{value}")
+    if failures:
+        raise RanksFailed("\n".join(sorted(failures, key=lambda text: "Connection closed by peer" in text)))
+    return values
 
 
 def _serve(folder: Path) -> None:

@@ -30,6 +30,14 @@ LAYOUTS = (
     "dp3 m2 b2",
     "pp3 1f1b m6 b2",
     "dp1 m4 b3",
+    "dp4 zero1 b3",
+    "dp2 tp2 zero1 m2 b3",
+    "dp4 zero2 m3 b1",
+    "dp2 pp2 zero2 gpipe m2 b3",
+    "dp3 zero3 m2 b2",
+    "dp2 tp2 zero3 m2 b3",
+    "dp2 pp2 zero3 1f1b m3 b2",
+    "dp4 zero3 hybrid2 no_reshard b3",
 )
 RUNS = {
     "adamw": Training(num_steps=NUM_STEPS, optimizer="adamw", learning_rate=1e-3),
