@@ -204,9 +204,6 @@ def all_jobs(folder):
         "pipeline": {text: recorded(text, optimizer="adamw") for text in ("pp3 m4", "pp3 gpipe m4", "pp3 m2")},
         "tensor": recorded("dp2 tp2 m2"),
         "data": recorded("dp4 m2"),
-        "zero": {
-            text: recorded(text) for text in ("dp4 zero1 m2", "dp4 zero2 m2", "dp4 zero3 m2", "dp4 zero3 hybrid2")
-        },
         "silent": recorded("dp4", trace=False),
         "paced": recorded("dp2 pp2 m2", pace=Pace(forward_s=0.02, backward_s=0.04)),
         "stopping": stopping(),
@@ -349,29 +346,6 @@ def test_tensor_parallel_collectives_are_recorded_with_their_bytes():
                 assert found.count(("all_gather", logits)) == 1
             reduced = [row[8] for row in rows if row[0] == "all_reduce" and row[6] == "dp"]
             assert reduced == [4 * plan.num_parameters(rank)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        # In units of all parameters' bytes. ZeRO-1 adds up gradients once a step and gathers what was updated; ZeRO-2
-        # gathers once a step and scatters in each micro-batch; ZeRO-3 gathers twice in each.
-        ("dp4 zero1 m2", {"all_reduce": 1.0, "all_gather": 1.0}),
-        ("dp4 zero2 m2", {"all_gather": 1.0, "reduce_scatter": 2.0}),
-        ("dp4 zero3 m2", {"all_gather": 4.0, "reduce_scatter": 2.0}),
-        # Two replicas of two shards: each rank's half is added up over the replicas.
-        ("dp4 zero3 hybrid2", {"all_gather": 2.0, "reduce_scatter": 1.0, "all_reduce": 0.5}),
-    ],
-)
-def test_zero_communicates_what_its_stage_says(text, expected):
-    all_parameters = 4 * MODEL.num_parameters
-    for rank in range(4):
-        for rows in of("zero", rank)[text]:
-            found = {}
-            for row in rows:
-                if row[6] == "dp":
-                    found[row[0]] = found.get(row[0], 0) + row[8]
-            assert found == {kind: share * all_parameters for kind, share in expected.items()}
 
 
 def test_every_step_has_its_end_its_update_its_agreement_and_memory():
