@@ -133,7 +133,6 @@ def _check_release(layout: Layout) -> None:
         num_virtual_stages=1,
         precision="bf16" if layout.precision == "fp8" else layout.precision,
         sequence_parallel=False,
-        recompute="none",
         offload="none",
         engine="auto" if layout.engine == "deepspeed" else layout.engine,
     )

@@ -6,9 +6,13 @@ V vocabulary. Under tensor parallelism H, G and F are this rank's share; D is al
 Parameter names are the whole model's on every stage, so a name means the same tensor under every layout.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from labkit.rank import precision as precisions
 from labkit.spec import Model
@@ -17,8 +21,9 @@ from labkit.spec import Model
 class Attention(nn.Module):
     """Causal self-attention with grouped key and value heads (Ainslie et al. 2023)."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, recompute: str = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         width, kv_width = model.d_model, model.num_kv_heads * model.head_dim
         self.head_dim = model.head_dim
         self.group_size = model.num_heads // model.num_kv_heads
@@ -33,6 +38,12 @@ class Attention(nn.Module):
         q_BSHK = self.query(x_BSD).view(batch, length, -1, self.head_dim)
         k_BSGK = self.key(x_BSD).view(batch, length, -1, self.head_dim)
         v_BSGK = self.value(x_BSD).view(batch, length, -1, self.head_dim)
+        mix = recomputed(self._mix) if self.recompute == "selective" else self._mix
+        mixed: Tensor = self.output(mix(q_BSHK, k_BSGK, v_BSGK, rotation_SK).reshape(batch, length, -1))
+        return mixed
+
+    def _mix(self, q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, rotation_SK: Tensor | None) -> Tensor:
+        """What selective recomputation runs again: much memory, few operations. Returns [B, S, H, K]."""
         if rotation_SK is not None:
             q_BSHK, k_BSGK = rotate(q_BSHK, rotation_SK), rotate(k_BSGK, rotation_SK)
         if self.group_size > 1:
@@ -41,8 +52,7 @@ class Attention(nn.Module):
         mixed_BHSK = functional.scaled_dot_product_attention(
             q_BSHK.transpose(1, 2), k_BSGK.transpose(1, 2), v_BSGK.transpose(1, 2), is_causal=True
         )
-        mixed: Tensor = self.output(mixed_BHSK.transpose(1, 2).reshape(batch, length, -1))
-        return mixed
+        return mixed_BHSK.transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -68,15 +78,20 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One pre-norm transformer layer: attention, then feed-forward, each added to the residual stream."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, recompute: str = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.attention_norm = make_norm(model)
-        self.attention = Attention(model)
+        self.attention = Attention(model, recompute)
         self.feed_forward_norm = make_norm(model)
         self.feed_forward = FeedForward(model)
 
     def forward(self, x_BSD: Tensor, rotation_SK: Tensor | None) -> Tensor:
         """Returns [B, S, D]."""
+        run = recomputed(self._run) if self.recompute == "full" else self._run
+        return run(x_BSD, rotation_SK)
+
+    def _run(self, x_BSD: Tensor, rotation_SK: Tensor | None) -> Tensor:
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_SK)
         out: Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
         return out
@@ -89,9 +104,13 @@ class Transformer(nn.Module):
         model: its shape.
         layers: which layers to hold; None = all.
         precision: "fp32" or "bf16".
+        recompute: activations that are not kept for the backward but computed again in it: "none", "selective" (the
+            core of attention, Korthikanti et al. 2022, arXiv 2205.05198) or "full" (all but each layer's input).
     """
 
-    def __init__(self, model: Model, layers: range | None = None, precision: str = "fp32") -> None:
+    def __init__(
+        self, model: Model, layers: range | None = None, precision: str = "fp32", recompute: str = "none"
+    ) -> None:
         super().__init__()
         layers = range(model.num_layers) if layers is None else layers
         is_first, is_last = layers.start == 0, layers.stop == model.num_layers
@@ -100,7 +119,7 @@ class Transformer(nn.Module):
         self.precision = precision
         self.embedding = nn.Embedding(model.vocab_size, model.d_model) if is_first else None
         self.positions = nn.Embedding(model.seq_len, model.d_model) if has_positions else None
-        self.layers = nn.ModuleDict({str(index): Layer(model) for index in layers})
+        self.layers = nn.ModuleDict({str(index): Layer(model, recompute) for index in layers})
         self.norm = make_norm(model) if is_last else None
         self.head = nn.Linear(model.d_model, model.vocab_size, bias=False) if is_last else None
         self._rotation_SK: Tensor | None = None
@@ -139,6 +158,11 @@ class Transformer(nn.Module):
         if known is None or known.shape[0] != x_BSD.shape[1] or known.device != x_BSD.device:
             self._rotation_SK = known = rotations(self.model, x_BSD.shape[1], x_BSD.device)
         return known
+
+
+def recomputed(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function, whose activations are computed again in the backward; nothing in it is random."""
+    return partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
 
 
 def make_norm(model: Model) -> nn.Module:

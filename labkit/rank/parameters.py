@@ -35,7 +35,7 @@ def build_stage(plan: Plan, stage: int, seed: int, device: torch.device) -> Tran
     al. 2019); norms start at 1 and biases at 0.
     """
     with torch.device("meta"):
-        module = Transformer(plan.model, plan.layers(stage), plan.layout.precision)
+        module = Transformer(plan.model, plan.layers(stage), plan.layout.precision, plan.layout.recompute)
     module.to_empty(device=device)
     module.tie()
     with torch.no_grad():
