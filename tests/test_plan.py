@@ -138,7 +138,7 @@ def test_impossible_layouts_say_both_numbers_the_rule_and_the_fix(fields, text, 
     [
         ("dp2 zero3 offload:all", "dp2 zero3"),
         ("pp2 interleaved v2 m4 fp8", "pp2 1f1b m4 bf16"),
-        ("tp2 sp recompute:full", "tp2 recompute:full"),
+        ("tp2 sp deepspeed", "tp2 sp"),
         ("dp2 deepspeed", "dp2"),
         ("pp2 gpipe offload:optimizer", "pp2 gpipe m4"),
     ],

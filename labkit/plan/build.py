@@ -132,7 +132,6 @@ def _check_release(layout: Layout) -> None:
         schedule=layout.schedule if layout.schedule in BUILDERS else "1f1b",
         num_virtual_stages=1,
         precision="bf16" if layout.precision == "fp8" else layout.precision,
-        sequence_parallel=False,
         offload="none",
         engine="auto" if layout.engine == "deepspeed" else layout.engine,
     )

@@ -122,6 +122,8 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict({str(index): Layer(model, recompute) for index in layers})
         self.norm = make_norm(model) if is_last else None
         self.head = nn.Linear(model.d_model, model.vocab_size, bias=False) if is_last else None
+        # Which part of the sequence the residual stream holds here, of how many: tensor parallelism may split it.
+        self.sequence_part = (0, 1)
         self._rotation_SK: Tensor | None = None
         self.tie()
 
@@ -143,7 +145,8 @@ class Transformer(nn.Module):
             if self.embedding is not None:
                 x = self.embedding(x)
                 if self.positions is not None:
-                    x = x + self.positions(torch.arange(x.shape[1], device=x.device))
+                    first = self.sequence_part[0] * x.shape[1]
+                    x = x + self.positions(torch.arange(first, first + x.shape[1], device=x.device))
             rotation_SK = self._rotation(x)
             for layer in self.layers.values():
                 x = layer(x, rotation_SK)
@@ -154,9 +157,9 @@ class Transformer(nn.Module):
     def _rotation(self, x_BSD: Tensor) -> Tensor | None:
         if self.model.position != "rope":
             return None
-        known = self._rotation_SK
-        if known is None or known.shape[0] != x_BSD.shape[1] or known.device != x_BSD.device:
-            self._rotation_SK = known = rotations(self.model, x_BSD.shape[1], x_BSD.device)
+        known, length = self._rotation_SK, x_BSD.shape[1] * self.sequence_part[1]
+        if known is None or known.shape[0] != length or known.device != x_BSD.device:
+            self._rotation_SK = known = rotations(self.model, length, x_BSD.device)
         return known
 
 

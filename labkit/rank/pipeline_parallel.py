@@ -50,7 +50,8 @@ class Stage(PipelineStage):
     ) -> None:
         model, size = plan.model, plan.layout.microbatch_size
         tokens = torch.empty(size, model.seq_len, dtype=torch.int64, device="meta")
-        stream = torch.empty(size, model.seq_len, model.d_model, device="meta", requires_grad=True)
+        length = model.seq_len // (plan.layout.tp if plan.layout.sequence_parallel else 1)
+        stream = torch.empty(size, length, model.d_model, device="meta", requires_grad=True)
         logits = torch.empty(size, model.seq_len, model.vocab_size, device="meta", requires_grad=True)
         super().__init__(
             net,

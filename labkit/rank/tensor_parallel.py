@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 
@@ -25,17 +26,25 @@ from labkit.rank.recorder import Recorder, num_bytes
 GROUP = "tp"
 
 
-def shard(stage: Transformer, mesh: DeviceMesh, recorder: Recorder) -> dict[str, int]:
+def shard(stage: Transformer, mesh: DeviceMesh, recorder: Recorder, *, sequence: bool = False) -> dict[str, int]:
     """Split a stage's matrices over tp; every rank keeps its part of what it already holds.
 
-    Runs on: the ranks of a tp group. Communicates: nothing now; all-reduces in every later forward and backward.
+    Runs on: the ranks of a tp group. Communicates: nothing now; collectives in every later forward and backward.
+
+    Args:
+        stage: the whole stage.
+        mesh: the tp axis.
+        recorder: gets the collectives.
+        sequence: whether the residual stream and the norms are split over the sequence.
 
     Returns:
         Name of every split parameter -> the dimension it is split along.
     """
-    styles = _styles(stage)
+    styles = _styles(stage, sequence)
+    if sequence:
+        stage.sequence_part = (mesh.get_local_rank(), mesh.size())
     modules = dict(stage.named_modules())
-    closers = [close for name, style in styles.items() for close in _watch(modules[name], style, recorder)]
+    closers = [close for name, style in styles.items() for close in _watch(modules[name], style, recorder, mesh.size())]
     parallelize_module(stage, mesh, styles, src_data_rank=None)
     stage.tie()
     for close in closers:
@@ -49,77 +58,122 @@ def shard(stage: Transformer, mesh: DeviceMesh, recorder: Recorder) -> dict[str,
     }
 
 
-def _styles(stage: Transformer) -> dict[str, ParallelStyle]:
+def _styles(stage: Transformer, sequence: bool) -> dict[str, ParallelStyle]:
+    stream = Shard(1) if sequence else Replicate()
     styles: dict[str, ParallelStyle] = {}
     if stage.embedding is not None:
-        styles["embedding"] = RowwiseParallel(input_layouts=Replicate())
+        styles["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
     if stage.head is not None:
-        styles["head"] = ColwiseParallel(output_layouts=Replicate())
+        styles["head"] = ColwiseParallel(input_layouts=stream, output_layouts=Replicate())
+    if sequence:
+        styles |= {name: SequenceParallel(use_local_output=True) for name in _norms(stage)}
+        if stage.positions is not None:
+            styles["positions"] = SequenceParallel(sequence_dim=0, use_local_output=True)
     for index in stage.layers:
         attention, feed_forward = f"layers.{index}.attention", f"layers.{index}.feed_forward"
-        # One DTensor for all columns: their gradients add up before the one all-reduce.
-        styles[attention] = _whole_input((Replicate(), None))
-        styles[feed_forward] = _whole_input((Replicate(),))
+        # One DTensor for all columns: their gradients add up before the one collective.
+        styles[attention] = _whole_input(stream, 1)
+        styles[feed_forward] = _whole_input(stream, 0)
         columns = [f"{attention}.{name}" for name in ("query", "key", "value")] + [f"{feed_forward}.up"]
         if stage.model.activation == "swiglu":
             columns.append(f"{feed_forward}.gate")
         styles |= {name: ColwiseParallel() for name in columns}
-        styles |= {name: RowwiseParallel() for name in (f"{attention}.output", f"{feed_forward}.down")}
+        rows = (f"{attention}.output", f"{feed_forward}.down")
+        styles |= {name: RowwiseParallel(output_layouts=stream) for name in rows}
     return styles
 
 
-def _whole_input(layouts: tuple[Replicate | None, ...]) -> PrepareModuleInput:
-    return PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
+def _norms(stage: Transformer) -> list[str]:
+    names = [f"layers.{index}.{part}_norm" for index in stage.layers for part in ("attention", "feed_forward")]
+    return [*names, "norm"] if stage.norm is not None else names
 
 
-def _watch(module: nn.Module, style: ParallelStyle, recorder: Recorder) -> list[Callable[[], object]]:
+def _whole_input(stream: Placement, num_others: int) -> PrepareModuleInput:
+    """A module that takes the stream whole, and then inputs that are no part of it."""
+    others = (None,) * num_others
+    return PrepareModuleInput(input_layouts=(stream, *others), desired_input_layouts=(Replicate(), *others))
+
+
+def _watch(module: nn.Module, style: ParallelStyle, recorder: Recorder, size: int) -> list[Callable[[], object]]:
     """Record what a module communicates, by hooks around those of its style; returns what adds the outer half."""
     if isinstance(style, PrepareModuleInput):
-        return [_watch_input(module, recorder)]
+        return [_watch_input(module, recorder, size, split=_is_split((style.input_layouts or (None,))[0]))]
     if isinstance(style, RowwiseParallel):
-        return [_watch_output(module, "all_reduce", recorder)]
+        return [_watch_output(module, "all_reduce", recorder, size, split=_is_split(style.output_layouts[0]))]
     if isinstance(style, ColwiseParallel) and style.output_layouts[0].is_replicate():
-        return [_watch_input(module, recorder), _watch_output(module, "all_gather", recorder)]
+        return [
+            _watch_input(module, recorder, size, split=_is_split(style.input_layouts[0])),
+            _watch_output(module, "all_gather", recorder, size, split=False),
+        ]
     return []
 
 
-def _watch_output(module: nn.Module, kind: str, recorder: Recorder) -> Callable[[], object]:
+def _is_split(layout: Placement | None) -> bool:
+    return layout is not None and layout.is_shard()
+
+
+def _watch_output(module: nn.Module, kind: str, recorder: Recorder, size: int, *, split: bool) -> Callable[[], object]:
+    """Parts of a sum become the sum; where the stream is split, each rank's part of it, and back by a gather."""
     start: list[Any] = [None]
 
-    def begin(_module: nn.Module, _args: object, _output: object) -> None:
+    def begin(_module: nn.Module, _args: object, output: Tensor) -> None:
         if recorder.on:
             start[0] = recorder.mark()
+            if split and output.requires_grad:
+                output.register_hook(lambda grad: gathered(grad))
 
     def end(_module: nn.Module, _args: object, output: Tensor) -> None:
         if recorder.on:
             _finish(output)
-            recorder.add(kind, start[0], microbatch=recorder.microbatch, group=GROUP, num_bytes=num_bytes(output))
+            name, times = ("reduce_scatter", size) if split else (kind, 1)
+            _add(recorder, name, start[0], times * num_bytes(output))
+            if split and output.requires_grad:
+                output.register_hook(lambda _: start.__setitem__(0, recorder.mark()))
+
+    def gathered(grad: Tensor) -> None:
+        _finish(grad)
+        _add(recorder, "all_gather", start[0], num_bytes(grad))
 
     module.register_forward_hook(begin)
     return lambda: module.register_forward_hook(end)
 
 
-def _watch_input(module: nn.Module, recorder: Recorder) -> Callable[[], object]:
-    """The input's gradient is summed over tp in the backward: between the DTensor's and the local tensor's hook."""
+def _watch_input(module: nn.Module, recorder: Recorder, size: int, *, split: bool) -> Callable[[], object]:
+    """The input's gradient is summed over tp in the backward: between the DTensor's and the local tensor's hook.
+
+    Where the stream is split it is gathered in the forward, and the sum is scattered.
+    """
     start: list[Any] = [None]
 
     def end(grad: Tensor) -> None:
         _finish(grad)
-        recorder.add("all_reduce", start[0], microbatch=recorder.microbatch, group=GROUP, num_bytes=num_bytes(grad))
+        name, times = ("reduce_scatter", size) if split else ("all_reduce", 1)
+        _add(recorder, name, start[0], times * num_bytes(grad))
 
     def begin(_grad: Tensor) -> None:
         start[0] = recorder.mark()
 
     def watch_local(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if recorder.on and args[0].requires_grad:
-            args[0].register_hook(end)
+        if recorder.on:
+            start[0] = recorder.mark()
+            if args[0].requires_grad:
+                args[0].register_hook(end)
 
-    def watch_split(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if recorder.on and args[0].requires_grad:
+    def watch_whole(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not recorder.on:
+            return
+        if split:
+            _finish(args[0])
+            _add(recorder, "all_gather", start[0], num_bytes(args[0]))
+        if args[0].requires_grad:
             args[0].register_hook(begin)
 
     module.register_forward_pre_hook(watch_local)
-    return lambda: module.register_forward_pre_hook(watch_split)
+    return lambda: module.register_forward_pre_hook(watch_whole)
+
+
+def _add(recorder: Recorder, kind: str, start: Any, size: int) -> None:
+    recorder.add(kind, start, microbatch=recorder.microbatch, group=GROUP, num_bytes=size)
 
 
 def _finish(tensor: Tensor) -> None:

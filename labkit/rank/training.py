@@ -70,7 +70,9 @@ def build(plan: Plan, training: Training, own: Mesh) -> State:
     index = own.place.pp_rank
     recorder = Recorder(device, index)
     stage = build_stage(plan, index, training.seed, device)
-    split = tensor_parallel.shard(stage, own.device_mesh["tp"], recorder) if layout.tp > 1 else {}
+    split = {}
+    if layout.tp > 1:
+        split = tensor_parallel.shard(stage, own.device_mesh["tp"], recorder, sequence=layout.sequence_parallel)
     net: torch.nn.Module = stage
     if layout.dp > 1:
         net = _over_dp(stage, layout, own, recorder)
