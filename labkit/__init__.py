@@ -9,8 +9,11 @@ _SUBMODULES = frozenset(
     {
         "checks",
         "cluster",
+        "configuration",
         "errors",
         "exercise",
+        "explain",
+        "export",
         "grade",
         "launch",
         "measure",

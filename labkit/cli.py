@@ -1,4 +1,4 @@
-"""The command line: `labkit lab | doctor | exercises | grade`. Parses and calls `commands`; an error is one line."""
+"""The command line: `labkit lab | doctor | explain | exercises | grade`. Parses and calls `commands`."""
 
 import argparse
 import os
@@ -23,9 +23,28 @@ def parser() -> argparse.ArgumentParser:
     doctor = actions.add_parser("doctor", help="say what this machine can do and what is wrong with it")
     doctor.add_argument("--json", action="store_true", help="facts and findings as JSON")
     doctor.add_argument("--ranks", type=_count, default=4, help="how many ranks you want to run (default: 4)")
+    _add_explain(actions)
     _add_exercises(actions)
     _add_grade(actions)
     return top
+
+
+def _add_explain(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    explain = actions.add_parser(
+        "explain",
+        help="say what a DeepSpeed configuration or log means, and what is wrong with it",
+        description="Find out what FILE is, and explain it: mistakes first, then what may not be meant, then what is "
+        "worth knowing, then every field with its unit and default.",
+        epilog="Exit code: 0 no mistake, 1 there are mistakes, 2 the file cannot be read or is of no known kind.",
+    )
+    explain.add_argument("file", metavar="FILE", type=pathlib.Path, help="the file")
+    explain.add_argument("--json", action="store_true", help="everything as JSON")
+    explain.add_argument(
+        "--world-size", metavar="N", type=_count, help="ranks that take part, to check the batch sizes"
+    )
+    explain.add_argument(
+        "--model", metavar="PRESET", help="what is trained, such as llama3-8b, to check sizes against it"
+    )
 
 
 def _add_exercises(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -88,6 +107,10 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
             given = options.port or variables.get("PORT") or None
             browser = not options.no_browser and variables.get("NO_BROWSER", "") in {"", "0"}
             return commands.lab(port=given, browser=browser)
+        if options.action == "explain":
+            return commands.explain(
+                file=options.file, as_json=options.json, world_size=options.world_size, model=options.model
+            )
         if options.action == "exercises":
             return commands.exercises(folder=options.folder, check=options.check)
         if options.action == "grade":

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from labkit import doctor as examine
 from labkit import doctor_facts, notebook_server
 from labkit.errors import LabError
+from labkit.explain import explain as explain_file
 from labkit.grade import building
 
-__all__ = ["doctor", "exercises", "grade", "lab"]
+__all__ = ["doctor", "exercises", "explain", "grade", "lab"]
 
 
 def lab(*, port: str | None, browser: bool) -> int:
@@ -40,6 +41,17 @@ def doctor(*, num_ranks: int, as_json: bool) -> int:
     else:
         print(examine.report(findings))
     return 1 if any(one.level == "blocks" for one in findings) else 0
+
+
+def explain(*, file: pathlib.Path, as_json: bool, world_size: int | None, model: str | None) -> int:
+    """Print what a file means; 1 when there are mistakes in it, 2 when it cannot be read or is of no known kind."""
+    try:
+        verdict = explain_file(file, model=model, world_size=world_size)
+    except LabError as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({"file": str(file)} | verdict.to_json(), indent=2, ensure_ascii=False) if as_json else verdict)
+    return 1 if verdict.num_mistakes else 0
 
 
 def exercises(*, folder: pathlib.Path | None, check: bool) -> int:

@@ -1,6 +1,7 @@
-"""Model x Layout -> Plan: groups, layers and actions of every rank."""
+"""Model x Layout -> Plan: groups, layers and actions of every rank; or a DeepSpeed configuration -> Plan."""
 
 from labkit.plan.build import build
+from labkit.plan.importing import Explanation, from_deepspeed
 from labkit.plan.plan import AXES, Placement, Plan
 
-__all__ = ["AXES", "Placement", "Plan", "build"]
+__all__ = ["AXES", "Explanation", "Placement", "Plan", "build", "from_deepspeed"]
