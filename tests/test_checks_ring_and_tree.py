@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from labkit import checks
 from labkit.checks.reductions import longest_chain
 from labkit.checks.ring_and_tree import crossover_bytes
 from labkit.exercise import Observation, mark
+from labkit.rank.trials import all_reduce
 
 RING, TREE = checks.exercise("06.1"), checks.exercise("06.2")
 
@@ -86,3 +88,29 @@ def test_a_crossover_that_is_no_number_or_far_off_is_wrong(answer: object) -> No
     finding = TREE.judge(case, ([answer] * len(case.inputs["questions"]),))
     assert not finding.passed
     assert "equal time at 1420561 B" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (torch.zeros(1).expand(10**9), {"shape": [10**9], "dtype": "float32"}),
+        (torch.empty(5000, device="meta"), {"shape": [5000], "dtype": "float32"}),
+        (torch.zeros(5000, dtype=torch.complex64), {"shape": [5000], "dtype": "complex64"}),
+        (
+            torch.nn.Parameter(torch.ones(2, device="cpu").repeat(2500)),
+            {"blocks": [[4096.0, 904.0], [8390656, 409060]]},
+        ),
+    ],
+)
+def test_of_a_long_result_only_the_right_shape_is_looked_at(result: torch.Tensor, told: dict) -> None:
+    plain = all_reduce._compact(result, 5000)
+    assert plain.items() >= told.items()
+    assert ("blocks" in plain) == ("blocks" in told)
+    assert "values" not in plain
+
+
+def test_a_tensor_without_numbers_is_told() -> None:
+    case = next(one for one in RING.cases(3) if one.members == (0, 1))
+    empty = {"result": {"type": "Tensor", "shape": [4], "dtype": "float32"}, "calls": []}
+    (result,) = mark(RING, [case], [Observation(outcome="returned", values=(empty, empty))]).cases
+    assert "returned a tensor without numbers to read" in result.message

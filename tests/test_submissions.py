@@ -260,6 +260,12 @@ def test_only_what_the_answer_needs_is_taken():
     assert got.notes == ()
 
 
+def test_what_fills_a_name_is_taken_only_where_it_needs_nothing_more():
+    answer = "def ring_all_reduce(x, group):\n    LOG.append(1)\n    return torch.clone(x)"
+    source = "import torch\nLOG = []\ntorch.manual_seed(3)\nLOG.append(ranks.run(f))\nranks = start()"
+    assert texts(source, answer) == ["import torch\nLOG = []", answer]
+
+
 def test_local_names_need_nothing():
     assert texts(
         "x = ranks.run(f)\nranks = start()", "def ring_all_reduce(x, group):\n    ranks = 1\n    return x + ranks"
@@ -274,6 +280,8 @@ def test_local_names_need_nothing():
         ("class Base:\n    pass", "class ring_all_reduce(Base):\n    pass"),
         ("SIZE: int = 3", "def ring_all_reduce(x, group=SIZE):\n    return x"),
         ("if True:\n    y = 1\nelse:\n    y = 2", "ring_all_reduce = lambda x, group: y"),
+        ("SIZES = []\nSIZES.append(2)", "def ring_all_reduce(x, group):\n    return x[: SIZES[0]]"),
+        ("from __future__ import annotations", "def ring_all_reduce(x: Some, group: Thing) -> None:\n    return x"),
         ("from math import *", "def ring_all_reduce(x, group):\n    return sqrt(x)"),
         ("def f():\n    global y\n    y = 1", "def ring_all_reduce(x, group):\n    return [y for _ in x]"),
     ],

@@ -29,6 +29,8 @@ def sum_fault(case: Case, values: Sequence[Any]) -> Finding | None:
             wrong = f"{_who(case, rank)} returned shape {result['shape']}, but x has shape [{size}]"
         elif result["dtype"] != "float32":
             wrong = f"{_who(case, rank)} returned {result['dtype']}, but x is float32"
+        elif "values" not in result and "blocks" not in result:
+            wrong = f"{_who(case, rank)} returned a tensor without numbers to read, but x is dense and on a device"
         if wrong:
             return Finding(passed=False, message=wrong + ".", given=given, idea="result")
     return _wrong_numbers(case, values, given)

@@ -25,7 +25,7 @@ def gradescope(gradebook: Gradebook, student: str) -> dict[str, Any]:
     lines = [shown(one) for one in gradebook.remarks.get(student, ())]
     return {
         "score": gradebook.score(student),
-        "execution_time": round(sum(one.seconds for one in results), 3),
+        "execution_time": round(sum(for_student(one).seconds for one in results), 3),
         "output": "\n".join([*lines, *(_line(for_student(one)) for one in results)]),
         "output_format": "text",
         "test_output_format": "text",

@@ -62,7 +62,7 @@ class Exceeded(LabError):
 
 
 class Watch:
-    """Reads lines that come out of a box, and looks at what is inside while it waits for them."""
+    """Reads lines that come out of a box, looks at what is inside while it waits, and hands in what is still unsent."""
 
     def __init__(self, box: Box, limits: Limits, max_line_bytes: int) -> None:
         self._box, self._limits, self._max = box, limits, max_line_bytes
@@ -88,7 +88,7 @@ class Watch:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            if self._poll.poll(1000 * min(LOOK_S, left_s)):
+            if self._ready(min(LOOK_S, left_s)):
                 data = os.read(self._box.out, 1 << 16)
                 if not data:
                     return None
@@ -96,6 +96,16 @@ class Watch:
         line = bytes(self._pending[:end])
         del self._pending[: end + 1]
         return line
+
+    def _ready(self, timeout_s: float) -> bool:
+        """Wait until something came out."""
+        if self._box.unsent:
+            self._poll.register(self._box.into, select.POLLOUT)
+        ready = self._poll.poll(1000 * timeout_s)
+        if self._box.unsent:
+            self._poll.unregister(self._box.into)
+            self._box.tell()
+        return any(descriptor == self._box.out for descriptor, _ in ready)
 
     def _look(self) -> None:
         if time.monotonic() < self._next_look:

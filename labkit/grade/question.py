@@ -64,7 +64,6 @@ def grade(
 def _observe(answer: Answer, cases: Sequence[Case], sandbox: Sandbox, limits: Limits) -> list[Observation]:
     job = arena.job(
         answer,
-        cases,
         num_ranks=max(NUM_RANKS, *(1 + rank for case in cases for rank in case.members)),
         case_s=limits.case_s,
         start_s=limits.start_s,
@@ -88,6 +87,7 @@ def _follow(box: Box, cases: Sequence[Case], limits: Limits) -> list[Observation
     seen: list[Observation] = []
     try:
         while len(seen) < len(cases):
+            box.tell(arena.case_line(cases[len(seen)]))  # only now: the ones before must not know it
             line = watch.line(deadline)
             if line is None:
                 return _cut(seen, cases, Observation(outcome="lost", message=_ENDED))

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import site
 import subprocess
 import sys
 import tempfile
@@ -42,14 +43,29 @@ class Box:
 
     Attributes:
         out: the descriptor of its stdout.
+        into: the descriptor of its stdin.
+        unsent: what was told to it and has not found room in the pipe; it may never read.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes], mark: str) -> None:
         self._process, self._stderr, self._mark = process, stderr, mark
         self._seen: set[psutil.Process] = set()
-        if process.stdout is None:
-            raise TypeError("a box needs its program's stdout as a pipe")
-        self.out = process.stdout.fileno()
+        if process.stdout is None or process.stdin is None:
+            raise TypeError("a box needs its program's stdin and stdout as pipes")
+        self.out, self.into = process.stdout.fileno(), process.stdin.fileno()
+        self.unsent = bytearray()
+        os.set_blocking(self.into, False)
+
+    def tell(self, data: bytes = b"") -> None:
+        """Put data on its stdin, as far as there is room; never waits. Call it again while some is `unsent`."""
+        self.unsent += data
+        try:
+            while self.unsent:
+                del self.unsent[: os.write(self.into, self.unsent)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # it has ended, or has closed its stdin: its stdout will tell
+            self.unsent.clear()
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs in it."""
@@ -92,8 +108,9 @@ class Box:
         if self._mark:
             self._end_strays()
         psutil.wait_procs(inside, END_TIMEOUT_S)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._stderr.close()
 
     def _end_strays(self) -> None:
@@ -119,17 +136,11 @@ class Sandbox:
 
     @contextlib.contextmanager
     def run(self, argv: Sequence[str], stdin: bytes) -> Iterator[Box]:
-        """Run a program in it; all of it has ended when the block is left.
+        """Run a program in it, and begin to tell it `stdin`; all of it has ended when the block is left.
 
         Safe in several threads at once; what runs does not outlive the thread that is in the block.
         """
-        with (
-            contextlib.ExitStack() as stack,
-            tempfile.TemporaryFile() as given,
-            tempfile.TemporaryFile() as stderr,
-        ):
-            given.write(stdin)
-            given.seek(0)
+        with contextlib.ExitStack() as stack, tempfile.TemporaryFile() as stderr:
             if self.program:
                 uid, home, mark = FIRST_UID + stack.enter_context(_PLACES.one()), "/tmp", ""
                 command = [*_bubblewrap(self.program, uid), *argv]
@@ -139,7 +150,7 @@ class Sandbox:
                 command = [sys.executable, "-m", "labkit.trial.warden", *argv]
             process = subprocess.Popen(
                 command,
-                stdin=given,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 cwd="/" if self.program else home,
@@ -148,6 +159,7 @@ class Sandbox:
             )
             box = Box(process, stderr, mark)
             try:
+                box.tell(stdin)
                 yield box
             finally:
                 box.end()
@@ -199,7 +211,7 @@ def _try(sandbox: Sandbox) -> str:
 
 def _bubblewrap(program: str, uid: int) -> list[str]:
     """The command up to the program to run. Only what stands here is seen inside: whatever is new is hidden."""
-    package = os.path.dirname(os.path.abspath(labkit.__file__))
+    package = _package()
     system = ["--ro-bind", "/usr", "/usr", "--perms", "0755", "--dir", "/etc"]
     for name in ("ld.so.cache", "hosts", "nsswitch.conf"):  # the last two give its host name, localhost, an address
         system += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
@@ -244,6 +256,10 @@ def _python_folders() -> list[str]:
     return [sys.prefix, sys.base_prefix, real, os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
 
 
+def _package() -> str:
+    return os.path.dirname(os.path.abspath(labkit.__file__))
+
+
 def _outermost(paths: Sequence[str]) -> list[str]:
     """The paths that lie in none of the others, nor in what is shown anyway."""
     chosen: list[str] = []
@@ -263,7 +279,10 @@ def _environment(home: str, mark: str) -> dict[str, str]:
     """All that a program in the box knows of the grader's environment: nothing."""
     fixed = {"HOME": home, "TMPDIR": home, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
     named = {"USER": "learner", "LOGNAME": "learner", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"}
-    return {**fixed, **named, **({MARK: mark} if mark else {})}
+    # A lab that is not installed there, but found through PYTHONPATH, is the one that answers are tried with.
+    place = os.path.dirname(_package())
+    beside = {} if place in site.getsitepackages() else {"PYTHONPATH": place}
+    return {**fixed, **named, **beside, **({MARK: mark} if mark else {})}
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:

@@ -111,7 +111,20 @@ def _with_needs(chosen: list[_Place], places: Sequence[_Place], answers: set[str
             if (name in one.statement.binds or (unknown and one.statement.binds_all)) and one not in taken:
                 taken.append(one)
                 waiting += one.statement.needs
+    if taken:
+        taken += [one for one in places if one.statement.is_future and one not in taken]
+        taken += _filling(done - answers, places, taken)
     return taken
+
+
+def _filling(names: set[str], places: Sequence[_Place], taken: Sequence[_Place]) -> Iterable[_Place]:
+    """Statements that fill what is needed by its methods, as `SIZES.append(2)` does, and need nothing else for it."""
+    imported = {name for one in places if one.statement.is_import for name in one.statement.binds}
+    for one in places:
+        statement = one.statement
+        own = statement.calls_on in names - imported
+        if own and one not in taken and all(name in names or hasattr(builtins, name) for name in statement.needs):
+            yield one
 
 
 def _cut(

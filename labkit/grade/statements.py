@@ -28,6 +28,9 @@ class Statement:
         first: its first line in the cell (of its first decorator, where it has one).  last: its last.
         binds: names of the notebook that it binds or changes.
         binds_all: whether it is `from ... import *`.
+        calls_on: the name whose method it calls and does nothing else, as `SIZES.append(2)` does; "" for others.
+        is_import: whether it imports.
+        is_future: whether it is `from __future__ import ...`, which counts for all that follows.
         needs: names of the notebook that it needs, at once or when its functions are called.
         needs_now: those that it needs at once.
         is_stub: whether it defines a function, or a class with one, that has the stub's NotImplementedError.
@@ -38,6 +41,9 @@ class Statement:
     last: int
     binds: frozenset[str]
     binds_all: bool
+    calls_on: str
+    is_import: bool
+    is_future: bool
     needs: frozenset[str]
     needs_now: frozenset[str]
     is_stub: bool
@@ -85,6 +91,9 @@ def _statements(tree: ast.Module) -> Iterator[Statement]:
             last=node.end_lineno or node.lineno,
             binds=frozenset(own),
             binds_all=isinstance(node, ast.ImportFrom) and any(one.name == "*" for one in node.names),
+            calls_on=_calls_on(node),
+            is_import=isinstance(node, ast.Import | ast.ImportFrom),
+            is_future=isinstance(node, ast.ImportFrom) and node.module == "__future__",
             needs=frozenset(_names(code, _LOADS, deep=True)),
             needs_now=frozenset(now),
             is_stub=_is_stub(node),
@@ -109,6 +118,12 @@ def _changed(node: ast.stmt) -> Iterator[str]:
             target = target.value
             if isinstance(target, ast.Name):
                 yield target.id
+
+
+def _calls_on(node: ast.stmt) -> str:
+    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    owner = called.value if isinstance(called, ast.Attribute) else None
+    return owner.id if isinstance(owner, ast.Name) else ""
 
 
 def _is_stub(node: ast.stmt) -> bool:

@@ -38,6 +38,7 @@ def for_student(result: Result) -> Result:
     return replace(
         result,
         message=message,
+        seconds=sum(one.seconds for one in result.cases if not one.hidden) if numbers else result.seconds,
         cases=tuple(_reduced(one, numbers[id(one)]) if one.hidden else one for one in result.cases),
     )
 

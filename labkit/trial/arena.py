@@ -1,27 +1,27 @@
 """What runs inside a sandbox: fresh ranks, one answer tried on them, and what was seen as lines of JSON.
 
-`python -m labkit.trial.arena` reads one job on stdin and writes to what was its stdout. This process runs code that
-nobody has looked at (results of ranks are unpickled here), so whoever reads the lines believes nothing in them.
+`python -m labkit.trial.arena` reads lines from stdin and writes lines to what was its stdout. This process runs code
+that nobody has looked at (results of ranks are unpickled here), so whoever reads the lines believes nothing in them,
+and tells it nothing before it is due: what runs in a visible case could say what it knows of a hidden one.
 
-The job: `{"cells": [[name, source]], "names": [...], "cases": [{"trial", "members", "inputs"}], "num_ranks", "case_s",
-"start_s", "limits": {"data": bytes, "nproc": threads, "fsize": bytes}}`. The lines: `{"ready": true}` when the ranks
-are up and before they are told anything of the answer, or `{"failed": why}`; then `{"index": i, "observation": {...}}`
-for each case, in order.
+The first line is the job: `{"cells": [[name, source]], "names": [...], "num_ranks", "case_s", "start_s", "limits":
+{"data": bytes, "nproc": threads, "fsize": bytes}}`. It is answered by `{"ready": true}` when the ranks are up and
+before they know anything of the answer, or `{"failed": why}`. Each further line is a case, `{"trial", "members",
+"inputs"}`, answered by `{"index": i, "observation": {...}}`; the next may be sent after that.
 """
 
 import json
 import os
 import resource
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any
 
 from labkit.cluster import start
 from labkit.errors import LabError
 from labkit.exercise import Case, Observation
 from labkit.trial.running import Answer, observe
 
-__all__ = ["MAX_LINE_BYTES", "job", "main"]
+__all__ = ["MAX_LINE_BYTES", "case_line", "job", "main"]
 
 # So much one case may say; more is not sent, and not read.
 MAX_LINE_BYTES = 8 << 20
@@ -29,29 +29,28 @@ MAX_LINE_BYTES = 8 << 20
 _LIMITS = {"data": resource.RLIMIT_DATA, "fsize": resource.RLIMIT_FSIZE, "nproc": resource.RLIMIT_NPROC}
 
 
-def job(
-    answer: Answer, cases: Sequence[Case], *, num_ranks: int, case_s: float, start_s: float, limits: Mapping[str, int]
-) -> bytes:
-    """What the arena reads: of the cases only what a trial needs, not their names or what they are worth."""
-    told = [{"trial": one.trial, "members": list(one.members), "inputs": dict(one.inputs)} for one in cases]
-    return json.dumps(
-        {
-            "cells": answer.cells,
-            "names": answer.names,
-            "cases": told,
-            "num_ranks": num_ranks,
-            "case_s": case_s,
-            "start_s": start_s,
-            "limits": dict(limits),
-        }
-    ).encode()
+def job(answer: Answer, *, num_ranks: int, case_s: float, start_s: float, limits: Mapping[str, int]) -> bytes:
+    """The first line that the arena reads."""
+    told = {"cells": answer.cells, "names": answer.names, "num_ranks": num_ranks, "case_s": case_s, "start_s": start_s}
+    return json.dumps({**told, "limits": dict(limits)}).encode() + b"\n"
+
+
+def case_line(case: Case) -> bytes:
+    """A case as the arena reads it: only what a trial needs, not its name or what it is worth."""
+    told = {"trial": case.trial, "members": list(case.members), "inputs": dict(case.inputs)}
+    return json.dumps(told).encode() + b"\n"
 
 
 def main() -> None:
     """Try the answer of the job on stdin."""
-    channel = os.dup(1)  # not inherited by anything that is started from here
+    # What the answer reads or prints, here or on the ranks, goes nowhere near these: nothing that is started from here
+    # inherits them.
+    told, channel = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(null, number)
     try:
-        task = json.load(sys.stdin)
+        task = json.loads(told.readline())
         for name, most in task["limits"].items():
             _limit(_LIMITS[name], most)
         _limit(resource.RLIMIT_CORE, 0)
@@ -59,25 +58,25 @@ def main() -> None:
     except (LabError, OSError) as error:
         _send(channel, {"failed": f"{type(error).__name__}: {error}"[:2_000]})
         os._exit(1)
-    # What the answer prints, here or on the ranks, goes nowhere near the channel.
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
+    os.dup2(null, 2)
     _send(channel, {"ready": True})
-    _try(channel, task, lambda answer, cases: observe(ranks, answer, cases, timeout_s=task["case_s"]))
+    _try(channel, task, lambda answer: observe(ranks, answer, _cases(told), timeout_s=task["case_s"]))
     ranks.stop()
     os._exit(0)  # nothing that the answer left in this process is waited for
 
 
-def _try(channel: int, task: Mapping[str, Any], seen: Callable[[Answer, list[Case]], Any]) -> None:
+def _cases(told: IO[bytes]) -> Iterator[Case]:
+    """The cases, each read when the one before is done."""
+    for number, line in enumerate(told):
+        one = json.loads(line)
+        yield Case(name=f"case {number}", criterion="", **{**one, "members": tuple(one["members"])})
+
+
+def _try(channel: int, task: Mapping[str, Any], seen: Callable[[Answer], Iterable[Observation]]) -> None:
     answer = Answer(names=tuple(task["names"]), cells=tuple((name, source) for name, source in task["cells"]))
-    cases = [
-        Case(name=f"case {number}", criterion="", **{**one, "members": tuple(one["members"])})
-        for number, one in enumerate(task["cases"])
-    ]
     index = 0
     try:
-        for observation in seen(answer, cases):
+        for observation in seen(answer):
             _send(channel, {"index": index, "observation": observation.to_plain()})
             index += 1
     except LabError as error:  # the answer ended what holds the ranks

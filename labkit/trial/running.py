@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.cluster import Call, Ranks
-from labkit.errors import Failure, LabError, PlanError, RankError, RankLost, ranks_text
+from labkit.errors import Failure, LabError, PlanError, RankError, RankLost, RankTimeout, ranks_text
 from labkit.exercise import Case, Observation
 from labkit.trial.places import Places
 from labkit.trial.waiting import waits_of
@@ -145,10 +145,10 @@ def _settle(ranks: Ranks, lost: Iterable[int] = ()) -> None:
                 ranks.restart(rank)
             ranks.interrupt(force=True, timeout_s=FREEING_S)
             return
-        except RankLost as error:
+        except (RankLost, RankTimeout) as error:  # some end late, others begin to do something on the way
             if not left:
                 raise
-            lost = error.lost
+            lost = error.lost if isinstance(error, RankLost) else error.missing
 
 
 def _cut_off(ranks: Ranks, answer: Answer, case: Case, call: Call, timeout_s: float) -> Observation:

@@ -35,7 +35,7 @@ FIRST, SECOND, THIRD = (
 
 
 def says(*lines: str, then: str = "") -> tuple[str, ...]:
-    code = f"import os, sys, time\nfor line in {list(lines)!r}: print(line, flush=True)\n{then}"
+    code = f"import os, sys, time\nfor line in {list(lines)!r}: sys.stdin.readline(); print(line, flush=True)\n{then}"
     return (sys.executable, "-c", code)
 
 
@@ -47,6 +47,31 @@ def told(where: Sandbox, monkeypatch: pytest.MonkeyPatch, program: Sequence[str]
 def test_what_the_arena_says_is_marked(chosen: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     result = told(chosen, monkeypatch, says(READY, FIRST, SECOND, THIRD, then="time.sleep(600)"))
     assert (result.status, result.score, result.message) == ("full", 10, "3 cases passed.")
+
+
+# Answers every case with all that it has been told so far.
+TELLS = f"""
+import json, os
+read = os.read(0, 1 << 20)
+print({READY!r}, flush=True)
+for index in range(3):
+    read += os.read(0, 1 << 20)
+    seen = {{"outcome": "raised", "message": read.decode()}}
+    print(json.dumps({{"index": index, "observation": seen}}), flush=True)
+"""
+
+
+def test_a_case_is_told_when_those_before_it_are_done(chosen: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = told(chosen, monkeypatch, (sys.executable, "-c", TELLS))
+    known = [one.message for one in result.cases]
+    assert [text.count('"trial"') for text in known] == [1, 2, 3]
+    assert ["[[7]]" in text for text in known] == [False, False, True]  # the number that is drawn
+
+
+def test_one_that_never_reads_holds_nobody_up(chosen: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = f"for line in {[READY, FIRST, SECOND, THIRD]!r}: print(line, flush=True)"
+    monkeypatch.setattr(question, "ARENA", (sys.executable, "-c", deaf))
+    assert graded(chosen, RIGHT + "#" * (4 << 20)).status == "full"
 
 
 HOSTILE = {
@@ -78,7 +103,7 @@ HOSTILE = {
 ECHO = f"""
 import json, sys
 print({READY!r}, flush=True)
-print(json.load(sys.stdin)["cells"][0][1], flush=True)
+print(json.loads(sys.stdin.readline())["cells"][0][1], flush=True)
 """
 
 

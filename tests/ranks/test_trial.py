@@ -159,6 +159,21 @@ def test_what_comes_back_is_small_and_honest(ranks: Ranks) -> None:
         assert [value["result"] for value in one.values] == [told] * 4
 
 
+NOTEBOOKS = {
+    "await": [HEAD + "import asyncio\nawait asyncio.sleep(0)", cell()],
+    "future": ["from __future__ import annotations", cell().replace("(x, group)", "(x: Some, group: Thing) -> None")],
+    "torch.compile": [HEAD + "@torch.compile" + RIGHT.replace("HERE", "pass").replace("AFTER", "pass")],
+}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_cells_run_as_they_do_in_a_notebook(ranks: Ranks, name: str) -> None:
+    answer = Answer(names=("total",), cells=tuple((f"{name}, {at}", one) for at, one in enumerate(NOTEBOOKS[name])))
+    cases = small.TOTAL.cases(0)[3:4]
+    (one,) = observe(ranks, answer, cases, timeout_s=TIMEOUT_S)
+    assert small.TOTAL.judge(cases[0], one.values).passed, one
+
+
 def test_prints_are_held_to_an_amount(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     (one,) = seen(ranks, cell("r == 0 and [print('x' * 999_999) for _ in range(100)]"))
     assert one.outcome == "returned", one

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit.rank.trials.attempt import as_plain, device
+from labkit.rank.trials.attempt import as_plain, device, has_numbers
 from labkit.rank.trials.traffic import Traffic
 
 __all__ = ["BLOCK", "all_reduce", "costs", "numbers"]
@@ -31,7 +31,7 @@ def all_reduce(
     x = numbers(dist.get_rank(group), size, seed).to(device())
     with Traffic() as traffic:
         result = answers[answer](x, group)
-    return {"result": _compact(result), "calls": traffic.calls}
+    return {"result": _compact(result, size), "calls": traffic.calls}
 
 
 def costs(
@@ -48,9 +48,13 @@ def costs(
     return [_plain(answers[answer](*question)) for question in questions]
 
 
-def _compact(result: Any) -> dict[str, Any]:
-    """A long result as `blocks`: the sum of each `BLOCK` numbers, and their sum weighted by the place in the block."""
-    if type(result) is not torch.Tensor or result.numel() <= BLOCK:
+def _compact(result: Any, size: int) -> dict[str, Any]:
+    """A long result as `blocks`: the sum of each `BLOCK` numbers, and their sum weighted by the place in the block.
+
+    One of another shape than `[size]` is wrong in any case, and may be of any length: its numbers are not looked at.
+    """
+    is_tensor = type(result) in (torch.Tensor, torch.nn.Parameter)
+    if not is_tensor or size <= BLOCK or list(result.shape) != [size] or not has_numbers(result):
         return as_plain(result)
     values = result.detach().to("cpu", torch.float64).flatten()
     padded = torch.zeros(-(-len(values) // BLOCK) * BLOCK, dtype=torch.float64)

@@ -1,8 +1,15 @@
 """Tries an answer on the members of a group and returns what it did as JSON text, whatever the answer returned."""
 
+import __future__
+
+import ast
+import asyncio
 import functools
+import inspect
 import json
 import linecache
+import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +20,13 @@ from labkit.rank import groups
 from labkit.rank.trials.undoing import undone
 from labkit.wire.parcel import resolve
 
-__all__ = ["as_plain", "attempt", "device", "end_together"]
+__all__ = ["as_plain", "attempt", "device", "end_together", "has_numbers"]
 
 MAX_NUMBERS = 200_000
 MAX_NAME_CHARS = 80
+_FUTURE = functools.reduce(
+    operator.or_, (getattr(__future__, one).compiler_flag for one in __future__.all_feature_names)
+)
 GROUPS_GONE = "the process group of all ranks was destroyed: other code needs it. Leave groups as they are"
 
 
@@ -49,6 +59,8 @@ def attempt(
     if dist.get_rank() not in members:
         return None
     with undone():
+        # `torch.compile` leaves functions as they are: what is counted is the answer, not how long a compiler takes.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
         answers = dict(functions) or _define(cells)
         told: dict[str, Any] = {"missing": [name for name in names if not callable(answers.get(name))]}
         if not told["missing"]:
@@ -75,9 +87,15 @@ def as_plain(value: Any) -> dict[str, Any]:
     if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
         return {"type": _name(type(value))}
     plain = {"type": "Tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-    if value.numel() <= MAX_NUMBERS and value.layout is torch.strided and not (value.is_meta or value.is_complex()):
+    if value.numel() <= MAX_NUMBERS and has_numbers(value):
         plain["values"] = value.detach().to("cpu", torch.float64).flatten().tolist()
     return plain
+
+
+def has_numbers(value: torch.Tensor) -> bool:
+    """Whether a tensor is one whose numbers can be read as they are: dense, real, and there."""
+    strided = value.layout is torch.strided and not value.is_nested and not value.is_quantized
+    return strided and not (value.is_meta or value.is_complex())
 
 
 def _name(kind: type) -> str:
@@ -91,11 +109,16 @@ def device() -> torch.device:
 
 
 def _define(cells: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Run cells in a new namespace that calls itself `__main__`, as a notebook does."""
+    """Run cells in a new namespace that calls itself `__main__`, with `await` and `__future__` as in a notebook."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     for name, source in cells:
         _show_lines(name, source)
-        exec(compile(source, name, "exec"), namespace)
+        code = compile(source, name, "exec", flags, dont_inherit=True)
+        flags |= code.co_flags & _FUTURE
+        waits = eval(code, namespace)
+        if code.co_flags & inspect.CO_COROUTINE:
+            asyncio.run(waits)
     return namespace
 
 
