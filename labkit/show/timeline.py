@@ -18,8 +18,9 @@ _LANES = {"compute": (-0.42, 0.62), "communication": (0.22, 0.2)}
 _MAX_NUMBERED_RANKS = 16
 _MAX_LABELLED_RANKS = 16
 _MAX_STEP_NUMBERS = 12
-# Pixels above the first row and below the last: ticks, then the legend.
+# Pixels above the first row and below the last: ticks, then the legend, whose lines break at a narrow page's width.
 _TOP, _BOTTOM, _TICKS = 68, 76, 26
+_LEGEND_LINE, _LEGEND_WIDTH, _LEGEND_ITEM, _LEGEND_LETTER = 20, 760, 56, 6.5
 # Height of the strip that names steps, in rows.
 _STEP_STRIP = 0.45
 
@@ -52,7 +53,9 @@ def timeline(trace: Trace | HasTrace, step: int | Literal["all"] | None = None) 
     if not events:
         figure.add_annotation(text="no events yet", showarrow=False, font={"color": palette.MUTED, "size": 14})
     figure.update_xaxes(showticklabels=bool(events))
-    palette.dress(figure, title=_title(trace, chosen), notes=_notes(trace, shown, window), height=_height(len(ranks)))
+    palette.dress(
+        figure, title=_title(trace, chosen), notes=_notes(trace, shown, window), height=_height(len(ranks), figure)
+    )
     _axes(figure, trace, ranks, window, unit, per_second)
     if chosen is None and events:
         _mark_steps(figure, events, window, per_second)
@@ -146,21 +149,27 @@ def _notes(trace: Trace, shown: Trace, window: Window) -> list[str]:
     return notes
 
 
-def _height(num_ranks: int) -> int:
+def _height(num_ranks: int, figure: go.Figure) -> int:
     row = 46 if num_ranks <= 8 else 30 if num_ranks <= 16 else 13
-    return _TOP + _BOTTOM + max(row * num_ranks, 90)
+    return _TOP + _bottom(figure) + max(row * num_ranks, 90)
+
+
+def _bottom(figure: go.Figure) -> int:
+    """Room below the last row: with too little of it, plotly moves the legend up, over the ticks."""
+    widths = [_LEGEND_ITEM + _LEGEND_LETTER * len(bars.name) for bars in figure.data if bars.showlegend]
+    return _BOTTOM + _LEGEND_LINE * int(sum(widths) // _LEGEND_WIDTH)
 
 
 def _axes(figure: go.Figure, trace: Trace, ranks: list[int], window: Window, unit: str, per_second: float) -> None:
     labels = [_row_label(trace, rank) for rank in ranks]
     every = 1 if len(ranks) <= 2 * _MAX_LABELLED_RANKS else 4
-    width = max(len(label) for label in labels)
+    width, bottom = max(len(label) for label in labels), _bottom(figure)
     figure.update_layout(
         barmode="overlay",
         bargap=0,
         uniformtext={"minsize": 8, "mode": "hide"},
-        margin={"l": 24 + 7 * width, "t": _TOP, "b": _BOTTOM},
-        legend={"y": -_TICKS / (figure.layout.height - _TOP - _BOTTOM), "yanchor": "top"},
+        margin={"l": 24 + 7 * width, "t": _TOP, "b": bottom},
+        legend={"y": -_TICKS / (figure.layout.height - _TOP - bottom), "yanchor": "top"},
         hovermode="closest",
     )
     end = window.span_s * per_second * 1.005
