@@ -9,6 +9,7 @@ import pytest
 
 import labkit as lk
 from labkit.configuration.known import CLOSED, FREE, KEYS, REMOVED, RENAMED, VERSION
+from labkit.plan import Plan
 
 MICRO = {"train_micro_batch_size_per_gpu": 1}
 
@@ -30,6 +31,17 @@ GOOD = [
     MICRO | {"checkpoint": {"tag_validation": "Fail"}, "communication_data_type": "FP32"},
     MICRO | {"tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": False}},
     MICRO | {"_note": "DeepSpeed ignores this"},
+]
+
+EXPORTED = [
+    lk.export.deepspeed(Plan(model=lk.spec.Model.preset("tiny"), layout=lk.spec.Layout.parse(text)))
+    for text in (
+        "dp1",
+        "zero1 offload:optimizer m2 b3",
+        "zero2 bf16",
+        "zero3 offload:all bf16",
+        "fp8 zero1 recompute:full",
+    )
 ]
 
 REFUSED = [
@@ -86,7 +98,7 @@ def library():
     script = pathlib.Path(__file__).with_name("deepspeed_library.py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script)],
-        input=json.dumps([*GOOD, *REFUSED]),
+        input=json.dumps([*GOOD, *EXPORTED, *REFUSED]),
         capture_output=True,
         text=True,
         timeout=280,
@@ -128,13 +140,13 @@ def test_removed_keys_are_the_ones_that_it_refuses(library):
 
 
 def test_what_it_takes_is_no_mistake(library):
-    for config, refusal in zip(GOOD, library["refusals"], strict=False):
+    for config, refusal in zip([*GOOD, *EXPORTED], library["refusals"], strict=False):
         assert refusal is None, config
         assert [str(one) for one in lk.plan.from_deepspeed(config, world_size=1).mistakes] == [], config
 
 
 def test_what_it_refuses_is_a_mistake(library):
-    for config, refusal in zip(REFUSED, library["refusals"][len(GOOD) :], strict=True):
+    for config, refusal in zip(REFUSED, library["refusals"][len(GOOD) + len(EXPORTED) :], strict=True):
         said = lk.plan.from_deepspeed(config, world_size=1)
         assert refusal is not None, config
         severities = {one.severity for one in said.findings}

@@ -216,7 +216,8 @@ def test_a_clients_optimizer_under_offload():
 def test_auto_depends_on_who_reads():
     config = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
     assert "trains in float32" in found(config, "risk")["train_batch_size"]
-    assert found(config, "risk", launcher="HF Trainer") == {}
+    config |= {"gradient_accumulation_steps": "auto"} | zero(0)
+    assert {one.severity for one in explained(config, launcher="HF Trainer").findings} <= {"note"}
     assert "compares text with a number" in found(config, launcher="deepspeed.initialize")["train_batch_size"]
 
 
@@ -249,6 +250,30 @@ def test_what_deepspeed_said_is_explained():
     assert "NVMe buffer" in said["zero_optimization.offload_param.buffer_size"]
     said = found(MICRO, error="- ds fp16.enabled=True vs hf fp16|fp16_full_eval=False\n")
     assert said["fp16.enabled"].startswith("fp16.enabled=True, and fp16|fp16_full_eval=False")
+
+
+def test_older_versions_ignored_what_newer_ones_refuse():
+    config = MICRO | {"bf16": {"enabled": True, "hysteresis": 2}, "elasticity": {"enabled": True}}
+    assert set(found(config)) == {"bf16.hysteresis", "elasticity"}
+    assert found(config, deepspeed="0.14.2") == {}
+    assert {"bf16.hysteresis", "elasticity"} <= set(found(config, "risk", deepspeed="0.14.2"))
+
+
+def test_fp8_is_no_setting_of_deepspeed():
+    assert "the run is in bf16" in found(MICRO | {"fp8": {"enabled": True}, "bf16": {"enabled": True}})["fp8"]
+
+
+def test_experts_under_stage_3_need_a_leaf():
+    path = "zero_optimization.leaf_module"
+    assert "set_z3_leaf_modules" in found(MICRO | zero(3), "risk", name="Qwen3-30B-A3B MoE")[path]
+    assert path not in found(MICRO | zero(3, leaf_module={"classes": ["Block"]}), "risk", name="Mixtral")
+    assert path not in found(MICRO | zero(2), "risk", name="Mixtral")
+
+
+def test_what_is_left_out_beside_auto_stays_left_out():
+    config = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    assert "gradient_accumulation_steps" in found(config, "risk")
+    assert "zero_optimization" in found(config, launcher="Accelerate")
 
 
 def test_text_with_comments_is_read_as_deepspeed_reads_it():

@@ -44,10 +44,32 @@ def check_automatic(doc: Document) -> Iterator[Finding]:
     is_filled = doc.facts.is_hugging_face
     if is_filled is not True:
         yield _not_filled(autos, is_filled)
+    yield from _left_out(doc)
     yield from _never_filled(autos)
     if doc.is_auto(_PREFETCH):
         yield _prefetch(doc)
     yield from _filled_sizes(doc)
+
+
+def _left_out(doc: Document) -> Iterator[Finding]:
+    """Trainer changes only what says "auto": what is left out stays DeepSpeed's default."""
+    path = "gradient_accumulation_steps"
+    if path not in doc.values and (doc.is_auto("train_batch_size") or doc.is_auto("train_micro_batch_size_per_gpu")):
+        yield risk(
+            path,
+            "gradient_accumulation_steps is left out beside batch sizes of 'auto'",
+            "Trainer fills in what says 'auto' only, so its own number of steps may not arrive here",
+            "Set it to 'auto' too.",
+            "transformers issue 35484",
+        )
+    if doc.facts.is_hugging_face and _ZERO not in doc.values:
+        yield mistake(
+            _ZERO,
+            "no zero_optimization section",
+            "Accelerate refuses a DeepSpeed configuration without one",
+            "Add zero_optimization with a stage (0 for none).",
+            "accelerate/utils/dataclasses.py",
+        )
 
 
 def _means_auto(path: str) -> bool:

@@ -22,6 +22,9 @@ _BF16_TRAINED = re.compile(
     r"bf16|bfloat16|llama|mistral|mixtral|qwen|gemma|\bm?t5\b|flan|bloom|falcon|deepseek|baichuan|alpaca|vicuna|yi-",
     re.IGNORECASE,
 )
+_EXPERTS = re.compile(
+    r"\bmoe\b|mixtral|mixture of experts|\bexperts\b|-a\d+b\b|qwen\d?_?moe|deepseek-v[23]", re.IGNORECASE
+)
 _PRODUCT = re.compile(r"(\d+)\s*!=\s*(\d+)\s*\*\s*(\d+)\s*\*\s*(\d+)")
 
 
@@ -61,6 +64,11 @@ class Facts:
     def was_trained_in_bf16(self) -> bool:
         """Whether the remarks name a model whose published weights were trained in bfloat16."""
         return bool(_BF16_TRAINED.search(self.words))
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the remarks name a mixture of experts."""
+        return bool(_EXPERTS.search(self.words))
 
     def at_least(self, major: int, minor: int) -> bool | None:
         """Whether DeepSpeed's version is at least this; None = unknown."""

@@ -55,7 +55,8 @@ def check_names(doc: Document) -> Iterator[Finding]:
             continue
         if path in REMOVED:
             reason = REMOVED[path]
-            yield mistake(
+            make = risk if doc.facts.at_least(0, 19) is False else mistake
+            yield make(
                 path,
                 f"{path} is given",
                 f"DeepSpeed {VERSION} refuses it",
@@ -65,9 +66,9 @@ def check_names(doc: Document) -> Iterator[Finding]:
         elif path in RENAMED:
             yield _renamed(doc, path, value)
         elif section == "bf16" and path.rpartition(".")[2] in _NOT_IN_BF16:
-            yield _loss_scale_in_bf16(path, value)
+            yield _loss_scale_in_bf16(path, value, is_ignored=doc.facts.at_least(0, 17) is False)
         elif section != "bfloat16":
-            yield _unknown(path, section, value)
+            yield _unknown(path, section, value, doc.precision)
 
 
 def _renamed(doc: Document, path: str, value: object) -> Finding:
@@ -110,9 +111,10 @@ def _stands(given: Mapping[str, object], path: str) -> bool:
     return any(one == path for one, _ in walk(given))
 
 
-def _loss_scale_in_bf16(path: str, value: object) -> Finding:
+def _loss_scale_in_bf16(path: str, value: object, *, is_ignored: bool) -> Finding:
     name = path.rpartition(".")[2]
-    return mistake(
+    make = risk if is_ignored else mistake
+    return make(
         path,
         f"{path}={shown(value)}",
         "bfloat16 has the range of float32 and no loss scaling, and DeepSpeed from 0.17.1 on refuses that key in bf16 "
@@ -122,7 +124,7 @@ def _loss_scale_in_bf16(path: str, value: object) -> Finding:
     )
 
 
-def _unknown(path: str, section: str, value: object) -> Finding:
+def _unknown(path: str, section: str, value: object, precision: str) -> Finding:
     name = path.rpartition(".")[2]
     is_closed = section in CLOSED
     rule = (
@@ -138,6 +140,10 @@ def _unknown(path: str, section: str, value: object) -> Finding:
         home = place.rpartition(".")[0]
         fact = f"{name[:60]} stands {f'in {section}' if section else 'at the top'}"
         return mistake(path, fact, rule, f"Move it {f'into {home}' if home else 'to the top'}: {place}.", source)
+    if path == "fp8":
+        fix = "Make layers of Transformer Engine in the model, and set bf16.enabled to true here."
+        rule = f"DeepSpeed has no FP8 setting and ignores it: the run is in {precision}"
+        return mistake(path, "fp8 is given", rule, fix, source)
     if not section and name in _FOREIGN:
         return mistake(path, fact, rule, f"DeepSpeed's name for it is {_FOREIGN[name]}.", source)
     near = nearest_key(path)

@@ -166,6 +166,17 @@ def _need(doc: Document, stage: int) -> Iterator[Finding]:
     if model is None or ranks is None:
         return
     count = model.num_parameters
+    each = (12 if doc.device("offload_optimizer") != "none" else 0) + (
+        2 if doc.device("offload_param") != "none" else 0
+    )
+    yield note(
+        _OPTIMIZER,
+        f"offload of {count / 1e9:.1f} B parameters takes {each * count / 1e9:.0f} GB of host memory over all ranks",
+        "12 bytes a parameter for float32 weights and Adam's moments, 2 for 16-bit parameters; pinned memory is not "
+        "swapped out",
+        "Where a process ends by signal 9, host memory is what is short.",
+        "DeepSpeed issue 4571",
+    )
     here, sharded = (state_bytes(count, one, ranks) / 1e9 for one in (stage, 3))
     if sharded > 60:
         return

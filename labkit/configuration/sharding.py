@@ -20,6 +20,7 @@ def check_sharding(doc: Document) -> Iterator[Finding]:
     yield from _gradients(doc)
     yield from _zero_plus_plus(doc)
     yield from _saving(doc)
+    yield from _experts(doc)
     if doc.flag(f"{_ZERO}.legacy_stage1"):
         rule = "DeepSpeed refuses it since 0.5.9"
         yield mistake(f"{_ZERO}.legacy_stage1", "legacy_stage1=true", rule, "Leave it out.", _ENGINE)
@@ -138,6 +139,17 @@ def _saving(doc: Document) -> Iterator[Finding]:
             "weights",
             "Switch it on, or make a state dict of a checkpoint with its zero_to_fp32.py.",
             "deepspeed/runtime/engine.py save_16bit_model",
+        )
+
+
+def _experts(doc: Document) -> Iterator[Finding]:
+    if doc.stage == 3 and doc.facts.has_experts and f"{_ZERO}.leaf_module" not in doc.values:
+        yield risk(
+            f"{_ZERO}.leaf_module",
+            "stage 3 with a mixture of experts",
+            "ranks that use different experts do not gather and reduce the same parameters, and wait for each other",
+            "Name the block of experts in zero_optimization.leaf_module.classes, or call set_z3_leaf_modules on it.",
+            "DeepSpeed issue 7461, pull request 4966",
         )
 
 
