@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -102,6 +104,15 @@ def test_no_file_no_preset_no_text(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["explain", str(good), "--world-size", "0"])
     assert ended.value.code == 2
+
+
+def test_nothing_heavy_is_loaded(repository):
+    code = (
+        "import sys, labkit.configuration, labkit.explain, labkit.export\n"
+        "print([one for one in ('torch', 'deepspeed', 'numpy', 'plotly', 'pydantic') if one in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_explain_is_a_function_too(written):

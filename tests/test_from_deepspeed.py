@@ -255,7 +255,9 @@ def test_what_deepspeed_said_is_explained():
 def test_older_versions_ignored_what_newer_ones_refuse():
     config = MICRO | {"bf16": {"enabled": True, "hysteresis": 2}, "elasticity": {"enabled": True}}
     assert set(found(config)) == {"bf16.hysteresis", "elasticity"}
+    del config["train_micro_batch_size_per_gpu"]
     assert found(config, deepspeed="0.14.2") == {}
+    assert "computes the batch sizes" in found(config | MICRO, deepspeed="0.14.2")["elasticity"]
     assert {"bf16.hysteresis", "elasticity"} <= set(found(config, "risk", deepspeed="0.14.2"))
 
 

@@ -1,6 +1,6 @@
 """The batch product: train_batch_size = micro-batch x accumulation x data-parallel ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from labkit.configuration.document import Document
@@ -84,6 +84,7 @@ def check_batch(doc: Document) -> Iterator[Finding]:
     """Find batch sizes that do not multiply up, or that need a certain number of ranks."""
     bad = [name for name in (_TOTAL, _MICRO, _STEPS) if doc.has(name) and (doc.number(name) or 0) <= 0]
     yield from (mistake(name, f"{name}={doc.number(name)}", "it is 1 or more", "Use 1 or more.") for name in bad)
+    yield from _elastic(doc)
     if bad:
         return
     if not doc.has(_TOTAL) and not doc.has(_MICRO):
@@ -106,6 +107,22 @@ def check_batch(doc: Document) -> Iterator[Finding]:
         yield _mismatch(doc, batch)
     else:
         yield from _right(doc, batch)
+
+
+def _elastic(doc: Document) -> Iterator[Finding]:
+    """Older versions: elastic training computes the batch sizes."""
+    section = doc.values.get("elasticity")
+    if not isinstance(section, Mapping) or section.get("enabled") is not True:
+        return
+    given = [name for name in (_TOTAL, _MICRO, _STEPS) if doc.has(name)]
+    if given and section.get("ignore_non_elastic_batch_info") is not True:
+        yield mistake(
+            "elasticity",
+            f"elasticity is enabled beside {', '.join(given)}",
+            "elastic training computes the batch sizes from max_train_batch_size, micro_batch_sizes and the ranks",
+            "Take one of them out, or set ignore_non_elastic_batch_info.",
+            "deepspeed/elasticity (before 0.19)",
+        )
 
 
 def _nothing(doc: Document) -> Iterator[Finding]:
@@ -151,7 +168,10 @@ def _repair(doc: Document, batch: Batch, given: list[str]) -> str:
         ways.append(f"gradient_accumulation_steps={batch.total // (batch.micro * batch.dp)}")
     fix = f"Use {', or '.join(ways)}." if ways else "Give two of the three and leave one to DeepSpeed."
     if batch.dp == 1 and "!=" in doc.facts.words:
-        fix += " DeepSpeed saw 1 rank: start with deepspeed, torchrun or accelerate launch, not with python alone."
+        fix += (
+            " DeepSpeed saw 1 rank: start with deepspeed, torchrun or accelerate launch, not with python alone, and "
+            "call deepspeed.init_distributed before the configuration is read."
+        )
     return fix
 
 

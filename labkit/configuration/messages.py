@@ -161,8 +161,8 @@ _KNOWN: tuple[tuple[str, str, str, str, str], ...] = (
     (
         r"exits with return code = -9|\(exitcode: -9\)",
         f"{_ZERO}.offload_optimizer",
-        "signal 9 without a traceback is mostly the kernel, out of host memory: offload, pinned memory and a whole model "
-        "loaded in every process take it",
+        "signal 9 without a traceback is mostly the kernel, out of host memory: offload, pinned memory and a whole "
+        "model loaded in every process take it",
         "Count 12 bytes a parameter for an offloaded optimizer and 2 for parameters over the ranks of a node.",
         "DeepSpeed issue 4571",
     ),
@@ -224,7 +224,8 @@ def _product(total: int, micro: int, steps: int, ranks: int) -> Finding:
     if steps and total % (micro * steps) == 0:
         fix += f", or {total // (micro * steps)} data-parallel ranks"
     if ranks == 1:
-        fix += "; DeepSpeed saw 1 rank, so start with deepspeed, torchrun or accelerate launch"
+        fix += "; DeepSpeed saw 1 rank: start with deepspeed, torchrun or accelerate launch, and form the group before "
+        fix += "the configuration is read"
     rule = "train_batch_size = micro-batch * accumulation * data-parallel ranks"
     fact = f"{total} != {micro} * {steps} * {ranks} = {micro * steps * ranks}"
     return mistake("train_batch_size", fact, rule, f"{fix}.", "deepspeed/runtime/config.py _batch_assertion")

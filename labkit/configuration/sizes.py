@@ -39,6 +39,8 @@ def _buckets(doc: Document) -> Iterator[Finding]:
         name = path.rpartition(".")[2]
         fact = f"{name}={size:,} elements = {_gb(doc, size)} in {doc.precision}"
         use = "a buffer of that size is allocated" if path == _REDUCE else "so many are gathered at a time"
+        if path == _REDUCE and doc.stage == 2:
+            use += " in backward, so that a small model can take more memory in stage 2 than in stage 1"
         rule = f"it counts elements, not bytes ({doc.element_bytes} bytes each), and {use}"
         model = doc.facts.model
         if size >= 5_000_000_000:

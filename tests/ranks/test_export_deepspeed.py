@@ -14,7 +14,7 @@ import labkit as lk
 from labkit.plan import Plan
 from tests.ranks import bare
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 MODEL = lk.spec.Model(num_layers=2, d_model=32, num_heads=4, vocab_size=64, seq_len=16)
 STEPS = 3
@@ -62,7 +62,7 @@ def trained():
     pairs = [(text, training) for text in LAYOUTS] + [("dp2 zero2", sgd)]
     plans = [Plan(model=MODEL, layout=lk.spec.Layout.parse(text)) for text, _ in pairs]
     configs = [lk.export.deepspeed(plan, training=one) for plan, (_, one) in zip(plans, pairs, strict=True)]
-    return plans, bare.run(train, 2, configs)
+    return plans, bare.run(train, 2, configs, timeout_s=220)
 
 
 def test_deepspeed_trains_with_what_is_exported(trained):
