@@ -49,6 +49,8 @@ def test_mistakes_come_first_and_exit_with_1(written, capsys):
     assert lines[3] == "mistake  train_batch_size"
     assert "256 != 2 * 18 * 7 = 252" in out
     assert "Fields; in parentheses what is in force without standing in the file:" in out
+    assert "samples that one rank computes at a time (default computed)" in out
+    assert "  bf16\n" in out
     assert max(len(line) for line in lines[: lines.index("")]) <= 100
 
 
@@ -118,6 +120,7 @@ def test_nothing_heavy_is_loaded(repository):
 def test_explain_is_a_function_too(written):
     verdict = lk.explain.explain(written({"train_batch_size": 8}), world_size=8)
     assert (verdict.kind, verdict.num_mistakes) == ("DeepSpeed configuration", 0)
+    assert verdict._repr_html_().startswith("<pre>DeepSpeed configuration: ")
     with pytest.raises(PlanError, match="looks like text"):
         lk.explain.explain(written("hello"))
 

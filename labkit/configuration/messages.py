@@ -202,7 +202,7 @@ def check_messages(words: str, *, knows_batch: bool = False) -> Iterator[Finding
     """
     for pattern, path, rule, fix, source in _KNOWN:
         if match := re.search(pattern, words):
-            yield mistake(path, f"DeepSpeed says: {match[0].strip()[:160]}", rule, fix, source)
+            yield mistake(path, f"the message is: {match[0].strip()[:160]}", rule, fix, source)
     if not knows_batch and (match := _PRODUCT.search(words)):
         yield _product(*(int(one) for one in match.groups()))
     for match in list(_MISMATCH.finditer(words))[:10]:

@@ -79,6 +79,8 @@ def check_optimizer(doc: Document) -> Iterator[Finding]:
 def _type(doc: Document, name: str) -> Iterator[Finding]:
     lower, path = name.lower(), "optimizer.type"
     if lower in _GONE:
+        if doc.facts.at_least(0, 19) is False and doc.stage < 2:
+            return
         rule = "1-bit optimizers are gone from DeepSpeed 0.19, and never worked with ZeRO 2 and 3"
         yield mistake(path, f"optimizer type {shown(name)}", rule, "Use AdamW.", _ENGINE)
         return

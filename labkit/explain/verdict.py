@@ -1,6 +1,7 @@
 """What a reader says about a file, as text for a shell and as plain data."""
 
 import dataclasses
+import html
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,9 @@ class Verdict:
             **self.details,
         }
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.counts}"]
         lines += textwrap.wrap(self.summary, _WIDTH)
@@ -79,18 +83,17 @@ def _wrapped(text: str) -> list[str]:
 
 def _table(fields: tuple[Field, ...]) -> list[str]:
     """One line a field, under its section's name."""
-    rows = [
-        (one.path.rpartition("."), one.value if one.is_given else f"({one.value})", one.unit, one.meaning)
-        for one in fields
-    ]
-    cells = [(name, value, unit) for (_, _, name), value, unit, _ in rows]
-    widths = [min(_MOST_CELL, max(len(row[column]) for row in cells)) for column in range(3)]
+    rows = [(one.path.rpartition(".")[2], one.value if one.is_given else f"({one.value})", one.unit) for one in fields]
+    widths = [min(_MOST_CELL, max(len(row[column]) for row in rows)) for column in range(3)]
     lines: list[str] = []
     last = ""
-    for ((section, _, _), _, _, meaning), row in zip(rows, cells, strict=True):
+    for one, row in zip(fields, rows, strict=True):
+        section = one.path.rpartition(".")[0]
         if section != last and section:
             lines.append(f"  {section}")
         last = section
         text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append(f"  {'  ' if section else ''}{text}  {meaning}".rstrip())
+        is_other = one.is_given and one.default not in ("", one.value)
+        default = f" (default {one.default})" if is_other else ""
+        lines.append(f"  {'  ' if section else ''}{text}  {one.meaning}{default}".rstrip())
     return lines
