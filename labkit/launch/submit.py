@@ -84,13 +84,13 @@ def train(
         trace=trace,
     )
     if training.data is not None:
-        training = dataclasses.replace(training, data=_find(training.data))
-    _check_are_ranks(ranks)
-    _check_plan(plan, len(ranks))
+        training = dataclasses.replace(training, data=find_data(training.data))
+    check_are_ranks(ranks)
+    check_plan(plan, len(ranks))
     if ranks.backend == "gloo":
-        _check_memory(plan, training.optimizer, psutil.virtual_memory().available)
+        check_memory(plan, training.optimizer, psutil.virtual_memory().available)
     with _starting:
-        devices = _check_ranks(ranks)
+        devices = check_ranks(ranks)
         run = Run(ranks, plan, training, devices[: plan.world_size])
         run._begin(ranks)
         _runs[ranks] = run
@@ -102,7 +102,7 @@ def last_run(ranks: "Ranks") -> Run | None:
     return _runs.get(ranks)
 
 
-def _find(data: str) -> str:
+def find_data(data: str) -> str:
     """The whole path of the data: a rank's working directory need not be the notebook's."""
     path = os.path.abspath(os.path.expanduser(data))
     try:
@@ -116,7 +116,7 @@ def _find(data: str) -> str:
     return path
 
 
-def _check_are_ranks(ranks: Any) -> None:
+def check_are_ranks(ranks: Any) -> None:
     if not hasattr(ranks, "clock_offsets"):
         raise PlanError(
             f"ranks is a {type(ranks).__name__}: what lk.cluster.start gave comes first, then the plan. "
@@ -124,7 +124,7 @@ def _check_are_ranks(ranks: Any) -> None:
         )
 
 
-def _check_plan(plan: Any, num_ranks: int) -> None:
+def check_plan(plan: Any, num_ranks: int) -> None:
     if not isinstance(plan, Plan):
         raise PlanError(
             f"plan is a {type(plan).__name__}, not a Plan: ranks run a plan. "
@@ -138,7 +138,7 @@ def _check_plan(plan: Any, num_ranks: int) -> None:
         )
 
 
-def _check_memory(plan: Plan, optimizer: str, available_bytes: int) -> None:
+def check_memory(plan: Plan, optimizer: str, available_bytes: int) -> None:
     """Refuse what cannot fit the memory that CPU ranks share: it would end the machine, not only the run."""
     per_parameter = _BYTES_PER_PARAMETER[optimizer]
     needed = sum(plan.num_parameters(rank) for rank in range(plan.world_size)) * per_parameter
@@ -150,7 +150,7 @@ def _check_memory(plan: Plan, optimizer: str, available_bytes: int) -> None:
         )
 
 
-def _check_ranks(ranks: "Ranks") -> list[str]:
+def check_ranks(ranks: "Ranks") -> list[str]:
     """Refuse ranks that train already or are dead; returns every rank's device."""
     before = _runs.get(ranks)
     if before is not None and before.state == "running":

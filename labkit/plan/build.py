@@ -75,9 +75,10 @@ def _check_sharding(layout: Layout) -> None:
     if layout.reshard_after_forward is not None and zero < 2:
         word = "reshard" if layout.reshard_after_forward else "no_reshard"
         raise PlanError(f"{word} with zero_stage={zero}: only sharded parameters are gathered. Use zero3 or drop it.")
-    if layout.hybrid > 1 and zero == 0:
+    if layout.hybrid > 1 and zero < 2:
         raise PlanError(
-            f"hybrid={layout.hybrid} with zero_stage=0: it replicates a sharded group. Use zero3 or drop it."
+            f"hybrid={layout.hybrid} with zero_stage={zero}: it replicates groups that shard gradients and parameters. "
+            "Use zero3 or drop it."
         )
     if layout.offload == "all" and zero < 3:
         raise PlanError(
@@ -119,7 +120,8 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
         stages = f"pp={layout.pp}"
         if layout.num_virtual_stages > 1:
             stages += f" * num_virtual_stages={layout.num_virtual_stages} = {layout.num_stages} stages"
-        fix = f"pp={most} or " if most else ""
+        least = 1 if layout.schedule in BUILDERS else 2  # what interleaves is a pipeline
+        fix = f"pp={most} or " if most >= least else ""
         raise PlanError(
             f"num_layers={model.num_layers} is fewer than {stages}: every stage holds a layer. "
             f"Use {fix}num_layers={layout.num_stages}."
