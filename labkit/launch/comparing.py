@@ -66,8 +66,8 @@ def parity(
         timeout_s: how long one run of one layout may take; then it counts as failed and the ranks are freed.
 
     Returns:
-        The verdicts. A layout whose run fails has "failed" and why, and the others go on. When a rank is lost, the
-        layouts that are left have "not run".
+        The verdicts. A layout whose run fails has "failed" and why, and the others go on. When a rank is lost, or
+        cannot be freed, the layouts that are left have "not run".
 
     Raises:
         PlanError: unequal global batch sizes, an impossible layout or one too large for the ranks, before anything
@@ -124,9 +124,13 @@ class _Work:
         if self._line is not None:
             self._line.update(text, final=final)
 
-    def free(self) -> None:
-        """End what still runs."""
-        self._ranks.interrupt()
+    def free(self) -> str:
+        """End what still runs; why that did not work, or ""."""
+        try:
+            self._ranks.interrupt()
+        except LabError as error:
+            return str(error)
+        return ""
 
 
 _Key = tuple[str, str]
@@ -173,7 +177,7 @@ def _compare_all(
                 lost = str(error)
                 yield _without_result(plan.layout, optimizer, "failed", lost)
             except RankTimeout as error:
-                work.free()
+                lost = work.free()
                 yield _without_result(plan.layout, optimizer, "failed", str(error))
             except RankError as error:
                 yield _without_result(plan.layout, optimizer, "failed", _reason(error))
@@ -265,9 +269,8 @@ def _with_batch(plan: Plan, size: int) -> list[Layout]:
         each = layout.dp * getattr(layout, other)
         if size % each:
             continue
-        changed = replace(layout, **{name: size // each})
         with contextlib.suppress(PlanError):
-            found.append(planning.build(plan.model, changed).layout)
+            found.append(planning.build(plan.model, replace(layout, **{name: size // each})).layout)
     return found
 
 

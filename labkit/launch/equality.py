@@ -1,6 +1,7 @@
 """What a comparison of layouts found: how far each is from one rank, and whether that is rounding."""
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -162,14 +163,6 @@ class Parity:
                 return entry
         raise KeyError((str(wanted), optimizer))
 
-    def reference(self, entry: Comparison) -> Reference:
-        """What one rank gave that an entry was compared with."""
-        return next(
-            one
-            for one in self.references
-            if (one.layout.precision, one.optimizer) == (entry.layout.precision, entry.optimizer)
-        )
-
     def headline(self) -> str:
         """What was compared with what, and how it came out, in one line."""
         counts = {verdict: sum(entry.verdict == verdict for entry in self.entries) for verdict in VERDICTS}
@@ -242,7 +235,7 @@ def judge(
     largest = {name: max(values) for name, values in by_step.items()}
     verdicts = {name: _verdict(value, getattr(bands, name)) for name, value in largest.items()}
     outside = [
-        next(step for step, value in enumerate(by_step[name]) if _is_outside(value, getattr(bands, name)))
+        next(step for step, value in enumerate(by_step[name]) if value > getattr(bands, name))
         for name, verdict in verdicts.items()
         if verdict == "different"
     ]
@@ -266,14 +259,11 @@ def _counted(count: int, thing: str) -> str:
 
 
 def _relative(value: float, wanted: float) -> float:
-    return 0.0 if value == wanted else abs(value - wanted) / (abs(wanted) or 1.0)
+    difference = abs(value - wanted) / (abs(wanted) or 1.0)
+    return math.inf if math.isnan(difference) else difference
 
 
 def _verdict(difference: float, band: float) -> str:
     if difference == 0:
         return "equal"
-    return "different" if _is_outside(difference, band) else "within rounding"
-
-
-def _is_outside(difference: float, band: float) -> bool:
-    return not difference <= band  # not a number is outside too
+    return "different" if difference > band else "within rounding"

@@ -4,6 +4,7 @@ import pytest
 
 import labkit as lk
 from labkit.errors import ClusterError, PlanError, RankError
+from labkit.launch.equality import judge
 
 pytestmark = pytest.mark.ranks
 
@@ -105,7 +106,7 @@ def test_a_replica_that_went_its_own_way_is_found(ranks):
 def test_another_seed_is_no_rounding(ranks):
     one, other = (compared(ranks, ["dp2 b2"], num_steps=2, seed=seed) for seed in (1, 2))
     entry = one.entries[0]
-    found = lk.launch.equality.judge(
+    found = judge(
         entry.layout,
         other.references[0],
         losses=entry.losses,
@@ -128,6 +129,53 @@ def test_a_layout_that_fails_says_why_and_the_others_go_on(ranks):
         assert "Traceback" not in failed.why
         assert result.entry("tp2 m2", optimizer).is_good
     assert not result.passed
+
+
+class WithLittleTimeForPipelines:
+    """Ranks whose pipelines get half a second; all else gets what it is given."""
+
+    def __init__(self, ranks):
+        self._ranks = ranks
+
+    def __getattr__(self, name):
+        return getattr(self._ranks, name)
+
+    def __len__(self):
+        return len(self._ranks)
+
+    def run(self, function, *args, timeout_s):
+        is_pipeline = len(args) > 1 and args[1].layout.pp > 1
+        return self._ranks.run(function, *args, timeout_s=0.5 if is_pipeline else timeout_s)
+
+
+def hang_in_pipelines():
+    """Runs on a rank: pipelines never end."""
+    import time
+
+    from labkit.rank import pipeline_parallel
+
+    def wrong(self, *args):
+        time.sleep(3600)
+
+    pipeline_parallel.right = pipeline_parallel.Pipeline.__call__
+    pipeline_parallel.Pipeline.__call__ = wrong
+
+
+def mend_pipelines():
+    from labkit.rank import pipeline_parallel
+
+    pipeline_parallel.Pipeline.__call__ = pipeline_parallel.right
+
+
+def test_a_layout_that_does_not_end_is_freed_and_the_others_go_on(ranks):
+    ranks.run(hang_in_pipelines)
+    try:
+        result = compared(WithLittleTimeForPipelines(ranks), ["pp2 m2", "tp2 m2"], num_steps=1)
+    finally:
+        ranks.run(mend_pipelines)
+    assert [entry.verdict for entry in result.entries[:2]] == ["failed"] * 2
+    assert "did not finish compare within 0.5 s" in result.entries[0].why
+    assert all(entry.is_good for entry in result.entries[2:])
 
 
 def test_a_lost_rank_ends_it_with_what_is_there(own_ranks):
@@ -195,6 +243,11 @@ def test_options_are_checked(ranks):
         lk.launch.parity(ranks, "tiny", ["dp2"])
     with pytest.raises(PlanError, match=r"lk\.cluster\.start"):
         lk.launch.parity(MODEL, MODEL, ["dp2"])
+
+
+def test_what_rank_0_cannot_keep_is_refused(ranks):
+    with pytest.raises(PlanError, match=r"one rank's weights after each of 5 steps take [\d,.]+ GiB over 2 runs"):
+        lk.launch.parity(ranks, lk.spec.Model.preset("llama3-70b"), ["dp2"])
 
 
 def test_ranks_that_train_are_left_alone(ranks):
