@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import parity
 from labkit import plan as planning
 from labkit.errors import PlanError
 from labkit.plan import combinations
@@ -121,3 +122,27 @@ def test_every_combination_runs_or_fails_for_a_reason_on_the_page():
 def test_hybrid_needs_shards_of_gradients(zero):
     message = refusal(MODELS[0], Layout(dp=4, zero_stage=zero, hybrid=2))
     assert message.startswith(f"hybrid=2 with zero_stage={zero}: it replicates groups that shard gradients")
+
+
+def test_the_benchmark_of_parity_covers_what_builds():
+    every = parity.layouts()
+    assert {layout.global_batch_size for layout in every} == {parity.GLOBAL_BATCH_SIZE}
+    assert {layout.world_size for layout in every} == set(parity.WORLD_SIZES)
+    assert {(layout.dp, layout.tp, layout.pp) for layout in every} >= {(4, 1, 1), (1, 4, 1), (1, 1, 4), (1, 2, 2)}
+    running = {one for found in combinations.supported().values() for one in found}
+    for column, values in combinations.FIELDS.items():
+        index = list(combinations.FIELDS).index(column)
+        for value in values:
+            if any(one[index] == value for one in running):
+                assert any(holds(layout, column, value) for layout in every), f"no layout with {column} {value}"
+
+
+def holds(layout, column, value):
+    if column == "shards":
+        form = {True: "reshard", False: "no_reshard"}.get(layout.reshard_after_forward, "all of dp")
+        return value == ("hybrid" if layout.hybrid > 1 else form)
+    if column == "tp":
+        return value == f"{layout.tp}{' sp' * layout.sequence_parallel}"
+    if column == "engine":
+        return value in ("auto", planning.build(parity.MODEL, layout).engine)
+    return value == str(getattr(layout, {"zero": "zero_stage"}.get(column, column)))
