@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from labkit import plan as planning
-from labkit.errors import LabError, PlanError, RankError, RankLost, RankTimeout, ranks_text
+from labkit.errors import ClusterError, LabError, PlanError, RankError, RankLost, RankTimeout, ranks_text
 from labkit.launch import submit
 from labkit.launch.equality import BANDS, Comparison, Parity, Reference, judge
 from labkit.launch.progress import Line
@@ -173,7 +173,7 @@ def _compare_all(
             training = replace(usual, clip_norm=reference.clip_norm)
             try:
                 found = work.run(COMPARE, _name(key), plan, training)
-            except RankLost as error:
+            except (RankLost, ClusterError) as error:
                 lost = str(error)
                 yield _without_result(plan.layout, optimizer, "failed", lost)
             except RankTimeout as error:
