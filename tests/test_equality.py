@@ -36,10 +36,10 @@ def judged(text="dp2 b4", *, losses=(), grad_norms=(), weights=(), against=None)
         against,
         losses=[1.0 + dict(losses).get(step, 0.0) for step in range(STEPS)],
         grad_norms=[1.0 + dict(grad_norms).get(step, 0.0) for step in range(STEPS)],
-        weights=[
-            {name: against.learning_rate * dict(weights).get(step, {}).get(name, 0.0) for name in NAMES}
+        weights={
+            step: {name: against.learning_rate * dict(weights).get(step, {}).get(name, 0.0) for name in NAMES}
             for step in range(STEPS)
-        ],
+        },
     )
 
 

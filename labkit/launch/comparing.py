@@ -50,8 +50,9 @@ def parity(
     """Train every layout and one rank from the same weights on the same samples, and compare them.
 
     Each layout trains under AdamW and under SGD with clipping active. One rank holds the whole model and takes the
-    global batch at once (`dp1`, one micro-batch), in the layout's precision. Compared after every step: the loss, the
-    global gradient norm before clipping, and all weights on all ranks.
+    global batch at once (`dp1`, one micro-batch), in the layout's precision. Compared are the loss and the global
+    gradient norm (before clipping) of every step, and all weights on all ranks after the last; a layout that differs is
+    trained once more to see after which step its weights do.
 
     The ranks' live training state is replaced; afterwards there is none.
 
@@ -112,11 +113,27 @@ class _Work:
         self._num_runs, self._num_begun = num_runs, 0
         self._timeout_s = timeout_s
 
-    def run(self, function: str, name: str, plan: Plan, training: Training) -> dict[str, Any]:
-        """What rank 0 returns."""
+    def keep(self, name: str, plan: Plan, training: Training) -> dict[str, Any]:
+        """Train one rank, which keeps its weights under a name."""
+        self._announce(plan, training)
+        return self._run(KEEP, name, plan, training)
+
+    def compare(self, name: str, plan: Plan, training: Training, reference: Reference) -> Comparison:
+        """Train under a plan and compare; where it differs once more, to see after which step weights differ."""
+        self._announce(plan, training)
+        found = judge(plan.layout, reference, **self._run(COMPARE, name, plan, training, False))
+        if found.is_good:
+            return found
+        again = judge(plan.layout, reference, **self._run(COMPARE, name, plan, training, True))
+        return found if again.is_good else again
+
+    def _announce(self, plan: Plan, training: Training) -> None:
         self._num_begun += 1
         self.say(f"parity {self._num_begun}/{self._num_runs}: {plan.layout}, {training.optimizer}")
-        found: dict[str, Any] = self._ranks.run(function, name, plan, training, timeout_s=self._timeout_s)[0]
+
+    def _run(self, function: str, *args: object) -> dict[str, Any]:
+        """What rank 0 returns."""
+        found: dict[str, Any] = self._ranks.run(function, *args, timeout_s=self._timeout_s)[0]
         return found
 
     def say(self, text: str, *, final: bool = False) -> None:
@@ -145,7 +162,7 @@ def _references(work: _Work, ones: list[Plan], settings: dict[str, Training]) ->
         for optimizer, usual in settings.items():
             training = replace(usual, clip_norm=clip_norm)
             key = (plan.layout.precision, optimizer)
-            result = work.run(KEEP, _name(key), plan, training)
+            result = work.keep(_name(key), plan, training)
             found[key] = Reference(
                 layout=plan.layout,
                 optimizer=optimizer,
@@ -172,7 +189,7 @@ def _compare_all(
                 continue
             training = replace(usual, clip_norm=reference.clip_norm)
             try:
-                found = work.run(COMPARE, _name(key), plan, training)
+                found = work.compare(_name(key), plan, training, reference)
             except (RankLost, ClusterError) as error:
                 lost = str(error)
                 yield _without_result(plan.layout, optimizer, "failed", lost)
@@ -182,7 +199,7 @@ def _compare_all(
             except RankError as error:
                 yield _without_result(plan.layout, optimizer, "failed", _reason(error))
             else:
-                yield judge(plan.layout, reference, **found)
+                yield found
 
 
 def _without_result(layout: Layout, optimizer: str, verdict: str, why: str) -> Comparison:

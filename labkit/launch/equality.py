@@ -215,7 +215,7 @@ def judge(
     *,
     losses: Sequence[float],
     grad_norms: Sequence[float],
-    weights: Sequence[Mapping[str, float]],
+    weights: Mapping[int, Mapping[str, float]],
 ) -> Comparison:
     """Compare what a layout gave with what one rank gave.
 
@@ -224,22 +224,24 @@ def judge(
         reference: what one rank gave.
         losses: the layout's, by step.
         grad_norms: the layout's, by step.
-        weights: for each step, by parameter, the largest difference of an element after it.
+        weights: after the steps that were looked at, by parameter, the largest difference of an element. The last step
+            is one of them.
     """
     by_step = {
-        "losses": [_relative(one, other) for one, other in zip(losses, reference.losses, strict=True)],
-        "grad_norms": [_relative(one, other) for one, other in zip(grad_norms, reference.grad_norms, strict=True)],
-        "weights": [max(found.values()) / reference.learning_rate for found in weights],
+        "losses": _relative(losses, reference.losses),
+        "grad_norms": _relative(grad_norms, reference.grad_norms),
+        "weights": {step: max(found.values()) / reference.learning_rate for step, found in weights.items()},
     }
     bands = BANDS[layout.precision, reference.optimizer]
-    largest = {name: max(values) for name, values in by_step.items()}
+    largest = {name: max(values.values()) for name, values in by_step.items()}
     verdicts = {name: _verdict(value, getattr(bands, name)) for name, value in largest.items()}
     outside = [
-        next(step for step, value in enumerate(by_step[name]) if value > getattr(bands, name))
+        next(step for step, value in by_step[name].items() if value > getattr(bands, name))
         for name, verdict in verdicts.items()
         if verdict == "different"
     ]
     step = min(outside, default=None)
+    final = weights[max(weights)]
     return Comparison(
         layout=layout,
         optimizer=reference.optimizer,
@@ -248,19 +250,25 @@ def judge(
         differences=largest,
         losses=tuple(losses),
         grad_norms=tuple(grad_norms),
-        weights={name: value / reference.learning_rate for name, value in weights[-1].items()},
+        weights={name: value / reference.learning_rate for name, value in final.items()},
         step=step,
-        parameter=None if step is None else max(weights[step], key=weights[step].__getitem__),
+        parameter=None if step is None else _largest(weights.get(step, final)),
     )
+
+
+def _largest(values: Mapping[str, float]) -> str:
+    return max(values, key=values.__getitem__)
 
 
 def _counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
-def _relative(value: float, wanted: float) -> float:
-    difference = abs(value - wanted) / (abs(wanted) or 1.0)
-    return math.inf if math.isnan(difference) else difference
+def _relative(values: Sequence[float], wanted: Sequence[float]) -> dict[int, float]:
+    """The relative difference of each step; infinite where one is no number."""
+    pairs = enumerate(zip(values, wanted, strict=True))
+    found = {step: abs(one - other) / (abs(other) or 1.0) for step, (one, other) in pairs}
+    return {step: math.inf if math.isnan(value) else value for step, value in found.items()}
 
 
 def _verdict(difference: float, band: float) -> str:

@@ -11,11 +11,10 @@ from torch import Tensor
 from labkit.errors import PlanError
 from labkit.plan import Plan
 from labkit.rank import mesh, state, training
-from labkit.rank.mesh import Mesh
 from labkit.spec import Training
 
-# On rank 0 alone: by the reference's name, the whole weights after each of its steps, in host memory.
-_kept: dict[str, list[dict[str, Tensor]]] = {}
+# On rank 0 alone: by the reference's name, the whole weights after every step, in host memory.
+_kept: dict[str, dict[int, dict[str, Tensor]]] = {}
 
 
 def keep(name: str, plan: Plan, settings: Training) -> dict[str, Any] | None:
@@ -29,23 +28,23 @@ def keep(name: str, plan: Plan, settings: Training) -> dict[str, Any] | None:
     Raises:
         PlanError, LabError: as `training.train`.
     """
-    result, snapshots = _steps(plan, settings, lambda step, weights: _copies(weights))
+    result, snapshots = _train(plan, settings, 1, lambda step, weights: _copies(weights))
     if result is not None:
         _kept[name] = snapshots
     return result
 
 
-def compare(name: str, plan: Plan, settings: Training) -> dict[str, Any] | None:
+def compare(name: str, plan: Plan, settings: Training, every_step: bool) -> dict[str, Any] | None:
     """Train under a plan and compare with the reference of that name.
 
-    Every rank's copy counts: a replica that went its own way is found.
+    Every rank's copy of the weights counts: a replica that went its own way is found.
 
-    Runs on: every rank of the world at once. Communicates: what training does; after each step the gathering of all
-    weights, their broadcast from rank 0, and one all-reduce.
+    Runs on: every rank of the world at once. Communicates: what training does; after the last step (or every step) the
+    gathering of all weights, one broadcast of them from rank 0, and one all-reduce.
 
     Returns:
-        On rank 0 "losses", "grad_norms" and "weights": for each step, by parameter, the largest difference of an
-        element on any rank. None elsewhere.
+        On rank 0 "losses", "grad_norms" (one a step) and "weights": by step that was looked at, by parameter, the
+        largest difference of an element on any rank. None elsewhere.
 
     Raises:
         PlanError: no such reference, or as `training.train`. LabError: as `training.train`.
@@ -53,7 +52,8 @@ def compare(name: str, plan: Plan, settings: Training) -> dict[str, Any] | None:
     is_first = dist.get_rank() == 0
     if is_first and name not in _kept:
         raise PlanError(f"rank 0 keeps no reference {name!r}: its process is a new one. Run lk.launch.parity again.")
-    result, found = _steps(plan, settings, lambda step, weights: _differences(name, step, weights, mesh.of(plan)))
+    num_each = 1 if every_step else settings.num_steps
+    result, found = _train(plan, settings, num_each, lambda step, weights: _differences(name, step, weights, plan))
     return result | {"weights": found} if result is not None and is_first else None
 
 
@@ -63,20 +63,21 @@ def forget() -> None:
     state.end("lk.launch.parity compared layouts on these ranks and leaves none")
 
 
-def _steps(
-    plan: Plan, settings: Training, after: Callable[[int, dict[str, Tensor]], Any]
-) -> tuple[dict[str, Any] | None, list[Any]]:
-    """Train in runs of one step each; `after(step, weights)` is called between them on the layout's ranks."""
+def _train(
+    plan: Plan, settings: Training, num_each: int, look: Callable[[int, dict[str, Tensor]], Any]
+) -> tuple[dict[str, Any] | None, dict[int, Any]]:
+    """Train in runs of `num_each` steps; on the layout's ranks, `look(step, weights)` after each run's last step."""
     losses: list[float] = []
     norms: list[float] = []
-    found = []
-    for step in range(settings.num_steps):
-        one = replace(settings, num_steps=1, start="live" if step else "fresh", trace=False)
-        result = training.train(plan, one)
+    found = {}
+    for first in range(0, settings.num_steps, num_each):
+        part = replace(settings, num_steps=num_each, start="live" if first else "fresh", trace=False)
+        result = training.train(plan, part)
         if result is not None:
             losses += result["losses"]
             norms += result["grad_norms"]
-            found.append(after(step, training.gather_weights()))
+            step = first + num_each - 1
+            found[step] = look(step, training.gather_weights())
     return ({"losses": losses, "grad_norms": norms} if losses else None), found
 
 
@@ -84,15 +85,19 @@ def _copies(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
 
 
-def _differences(name: str, step: int, weights: dict[str, Tensor], own: Mesh | None) -> dict[str, float]:
+def _differences(name: str, step: int, weights: dict[str, Tensor], plan: Plan) -> dict[str, float]:
+    """By parameter, the largest difference of an element on any of the layout's ranks."""
+    own = mesh.of(plan)
     members = None if own is None else own.members
-    found = []
-    for parameter, tensor in weights.items():
-        wanted = _kept[name][step][parameter].to(tensor) if dist.get_rank() == 0 else torch.empty_like(tensor)
-        if members is not None:
-            dist.broadcast(wanted, src=0, group=members)
-        found.append((tensor - wanted).abs().max())
-    largest = torch.nan_to_num(torch.stack(found), nan=torch.inf)
+    flat = torch.cat([tensor.flatten() for tensor in weights.values()])
+    wanted = torch.empty_like(flat)
+    if dist.get_rank() == 0:
+        kept = _kept[name][step]
+        wanted.copy_(torch.cat([kept[parameter].flatten() for parameter in weights]))
+    if members is not None:
+        dist.broadcast(wanted, src=0, group=members)
+    parts = (flat - wanted).abs().split([tensor.numel() for tensor in weights.values()])
+    largest = torch.nan_to_num(torch.stack([part.max() for part in parts]), nan=torch.inf)
     if members is not None:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=members)
     return dict(zip(weights, largest.tolist(), strict=True))

@@ -111,7 +111,7 @@ def test_another_seed_is_no_rounding(ranks):
         other.references[0],
         losses=entry.losses,
         grad_norms=entry.grad_norms,
-        weights=[dict.fromkeys(entry.weights, 0.0)] * 2,
+        weights={1: dict.fromkeys(entry.weights, 0.0)},
     )
     assert (found.verdict, found.step) == ("different", 0)
 
