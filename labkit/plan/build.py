@@ -120,7 +120,7 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
         stages = f"pp={layout.pp}"
         if layout.num_virtual_stages > 1:
             stages += f" * num_virtual_stages={layout.num_virtual_stages} = {layout.num_stages} stages"
-        least = 1 if layout.schedule in BUILDERS else 2  # what interleaves is a pipeline
+        least = 1 if layout.num_virtual_stages == 1 else 2  # what interleaves is a pipeline
         fix = f"pp={most} or " if most >= least else ""
         raise PlanError(
             f"num_layers={model.num_layers} is fewer than {stages}: every stage holds a layer. "
