@@ -114,11 +114,11 @@ class Weights:
                 self.tensors[name].grad = gradient
             gradients[name] = gradient
         twins = [gradient for name, gradient in gradients.items() if self._has_twin(name)]
-        if len(twins) == 2:
+        if self.mesh.ends is not None and twins:
+            dist.all_reduce(twins[0], group=self.mesh.ends)
+        elif len(twins) == 2:
             twins[0].add_(twins[1])
             twins[1].copy_(twins[0])
-        elif twins:
-            dist.all_reduce(twins[0], group=self.mesh.ends)
         return gradients
 
     def clear_gradients(self) -> None:

@@ -1,7 +1,7 @@
 """Pipeline parallelism by torch's pipelining.
 
-GPipe (Huang et al. 2019, arXiv 1811.06965) and 1F1B (Narayanan et al. 2019, PipeDream, flushed every step) have one stage
-per rank and run in torch's own loops. Every other schedule is a list of actions that torch's runtime goes through.
+GPipe (Huang et al. 2019, arXiv 1811.06965) and 1F1B (Narayanan et al. 2019, PipeDream, flushed every step) have one
+stage per rank and run in torch's own loops. Every other schedule is a list of actions that torch's runtime follows.
 """
 
 from collections.abc import Sequence

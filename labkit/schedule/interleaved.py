@@ -37,6 +37,7 @@ def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_virtual_s
     """Interleaved 1F1B with split backwards: weight gradients wait until the pipeline drains (Qi et al. 2023, ZB-H1).
 
     The input's gradient goes on to the previous stage at once; the weight's (arXiv 2401.10241) fills what was bubble.
+    What is in flight belongs to stages that are `num_virtual_stages` times smaller than 1f1b's.
 
     Returns:
         One list per rank; rank r holds stages r, r + num_ranks, ...
@@ -57,10 +58,10 @@ def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_virtual_s
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> list[list[Action]]:
-    """All micro-batches through a rank's first stage, then all through its second (Lamy-Poirier 2022, arXiv 2211.05953).
+    """All micro-batches through a rank's first stage, then all through its second: breadth first.
 
-    Backwards go the other way, the newest micro-batch first. Breadth first: gpipe's memory, but each stage's sharded
-    weights are needed in one stretch, and filling takes `num_virtual_stages` times less.
+    Lamy-Poirier 2022, arXiv 2211.05953. Backwards go the other way, the newest micro-batch first. It holds as much as
+    gpipe, but needs each stage's sharded weights in one stretch, and filling takes `num_virtual_stages` times less.
 
     Returns:
         One list per rank; rank r holds stages r, r + num_ranks, ...
