@@ -115,6 +115,11 @@ HEADS = r"^num_heads=6 is not divisible by tp=4: a tensor-parallel rank owns who
         ({"num_heads": 6, "vocab_size": 256}, "tp4", r"1, 2, 3 or 6 \(with d_ff=240 and vocab_size=256: 1 or 2\)\."),
         ({}, "pp9", r"num_layers=8 is fewer than pp=9: every stage holds a layer\. Use pp=8 or num_layers=9\."),
         ({}, "pp8 interleaved v2 m8", r"pp=8 \* num_virtual_stages=2 = 16 stages: .* Use pp=4 or num_layers=16\."),
+        (
+            {"num_layers": 3},
+            "pp2 zbv v2",
+            r"num_layers=3 is fewer than pp=2 \* .* = 4 stages: .* Use 1f1b without v, or num_layers=4\.",
+        ),
         ({}, "pp2 v2", r"num_virtual_stages=2 with schedule='1f1b': that schedule has one stage per rank\. Use v1\."),
         ({}, "pp2 interleaved", r"num_virtual_stages=1 with schedule='interleaved': .* Use v2\."),
         ({}, "pp2 zbv v4", r"num_virtual_stages=4 with schedule='zbv': a V has two stages per rank\. Use v2\."),

@@ -135,6 +135,8 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
         if layout.num_virtual_stages > 1:
             stages += f" * num_virtual_stages={layout.num_virtual_stages} = {layout.num_stages} stages"
         fix = f"pp={most} or " if most else ""
+        if most == 1 and layout.num_virtual_stages > 1:  # one rank is no pipeline to interleave
+            fix = "1f1b without v, or " if model.num_layers >= layout.pp else ""
         raise PlanError(
             f"num_layers={model.num_layers} is fewer than {stages}: every stage holds a layer. "
             f"Use {fix}num_layers={layout.num_stages}."
