@@ -151,6 +151,7 @@ def test_torchtitan_accumulates_without_a_pipeline():
         ("tp2", "splits the sequence"),
         ("dp2 zero3 offload:optimizer", "alone"),
         ("fp8", "torchao"),
+        ("pp2 own m1", "pipeline_parallel_schedule_csv"),
     ],
 )
 def test_torchtitan_comments(layout, word):

@@ -115,11 +115,19 @@ HEADS = r"^num_heads=6 is not divisible by tp=4: a tensor-parallel rank owns who
         ({"num_heads": 6, "vocab_size": 256}, "tp4", r"1, 2, 3 or 6 \(with d_ff=240 and vocab_size=256: 1 or 2\)\."),
         ({}, "pp9", r"num_layers=8 is fewer than pp=9: every stage holds a layer\. Use pp=8 or num_layers=9\."),
         ({}, "pp8 interleaved v2 m8", r"pp=8 \* num_virtual_stages=2 = 16 stages: .* Use pp=4 or num_layers=16\."),
+        (
+            {"num_layers": 3},
+            "pp2 zbv v2",
+            r"num_layers=3 is fewer than pp=2 \* .* = 4 stages: .* Use 1f1b without v, or num_layers=4\.",
+        ),
         ({}, "pp2 v2", r"num_virtual_stages=2 with schedule='1f1b': that schedule has one stage per rank\. Use v1\."),
         ({}, "pp2 interleaved", r"num_virtual_stages=1 with schedule='interleaved': .* Use v2\."),
         ({}, "pp2 zbv v4", r"num_virtual_stages=4 with schedule='zbv': a V has two stages per rank\. Use v2\."),
         ({}, "interleaved v2", r"pp=1 with schedule='interleaved': .* Use pp2 or 1f1b\."),
         ({}, "pp4 interleaved v2 m6", r"num_microbatches=6 is not divisible by pp=4: .* Use m8\."),
+        ({}, "pp4 dualpipe_v v2 m6", r"num_microbatches=6 is fewer than the 8 stages of pp=4 .* Use m8\."),
+        ({}, "pp2 own", r"schedule='own' without one: .* labkit.plan.build\(model, layout, schedule=text\)\."),
+        ({}, "own v2", r"pp=1 with schedule='own': it orders a pipeline, 2 ranks or more\. Use pp2 or 1f1b\."),
         ({}, "dp6 zero3 hybrid4", r"dp=6 is not divisible by hybrid=4: .* Use hybrid=1, 2, 3 or 6\."),
         ({}, "dp2 hybrid2", r"hybrid=2 with zero_stage=0: .* Use zero3 or drop it\."),
         ({}, "sp", r"sequence_parallel=True with tp=1: .* Use tp2 or leave sp out\."),
@@ -137,7 +145,7 @@ def test_impossible_layouts_say_both_numbers_the_rule_and_the_fix(fields, text, 
     ("text", "nearest"),
     [
         ("dp2 zero3 offload:all", "dp2 zero3"),
-        ("pp2 interleaved v2 m4 fp8", "pp2 1f1b m4 bf16"),
+        ("pp2 interleaved v2 m4 fp8", "pp2 interleaved v2 m4 bf16"),
         ("tp2 sp deepspeed", "tp2 sp"),
         ("dp2 deepspeed", "dp2"),
         ("pp2 gpipe offload:optimizer", "pp2 gpipe m4"),
@@ -199,3 +207,62 @@ def test_a_plan_is_a_value():
     plan = built("dp2 pp2")
     assert pickle.loads(pickle.dumps(plan)) == plan == Plan(model=small(), layout=Layout.parse("dp2 pp2"))
     assert len({plan, built("pp2 dp2")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("pp2 interleaved v3 m2", [[0, 2, 4], [1, 3, 5]]),
+        ("pp4 zbv v2", [[0, 7], [1, 6], [2, 5], [3, 4]]),
+        ("pp2 looped_bfs v2", [[0, 2], [1, 3]]),
+        ("pp2 dualpipe_v v2", [[0, 3], [1, 2]]),
+    ],
+)
+def test_ranks_hold_several_stages(text, stages):
+    plan = built(text)
+    assert [plan.stages(rank) for rank in range(plan.world_size)] == stages
+    assert [layer for stage in range(plan.num_stages) for layer in plan.layers(stage)] == list(range(8))
+    assert all(stage in plan.stages(plan.pp_rank_of(stage)) for stage in range(plan.num_stages))
+    for rank, line in enumerate(plan.actions):
+        assert sorted({action.stage for action in line}) == plan.stages(rank)
+    held = sum(plan.num_parameters(rank) for rank in range(plan.world_size))
+    assert held == plan.model.num_parameters
+
+
+OWN = """
+0F0 0F1 3F0 3I0 3W0 3F1 3B1 0B0 0B1
+1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1
+"""
+
+
+def test_a_schedule_of_one_s_own_is_a_plan():
+    plan = planning.build(small(), Layout.parse("pp2 v2 m2"), schedule=OWN)
+    assert str(plan.layout) == "pp2 own v2 m2"
+    assert plan.actions == schedule.parse_actions(OWN)
+    assert [plan.stages(rank) for rank in range(2)] == [[0, 3], [1, 2]]
+    lists = [line.split() for line in OWN.strip().splitlines()]
+    for form in (lists, schedule.parse_actions(OWN)):
+        assert planning.build(small(), Layout.parse("pp2 own v2 m2"), schedule=form) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert len({plan}) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "message"),
+    [
+        ("pp2 m1", "0F0 0B0", r"the schedule has 1 line but pp=2: it has one line for each pp rank\. Use pp1\."),
+        ("pp2 m1", "0F0 0B0\n1F0", "1B0 is missing"),
+        ("pp2 m1", "0F0 0B0\n1B0 1F0", "rank 1 waits at 1B0 for 1F0: no rank can go on. Put 1F0 before 1B0"),
+        ("pp2 m1", "0F0 0SEND_F0 0B0\n1F0 1B0", "line 0 of the schedule holds 0SEND_F0: ranks add sends and receives"),
+        ("pp2 m1", "0F0 0B0\nforward", "'forward' is not an action"),
+        ("pp2 m2", "0F0 0B0\n1F0 1B0", r"the schedule has 1 micro-batch but num_microbatches=2: .* Use m1\."),
+        ("pp2 m1", OWN, r"the schedule has 4 stages but pp=2 \* num_virtual_stages=1 = 2: .* Use v2\."),
+        ("pp2 v2 m1", "0F0 1F0 2F0 2B0 1B0 0B0\n3F0 3B0", r"line 0 of the schedule holds 3 stages \[0, 1, 2\] but "),
+        ("pp2 m1", 7, "schedule 7 is neither text nor a list per rank"),
+        ("pp2 m1", [["0F0", 3], []], "3 is not an action"),
+        ("dp2", "0F0 0B0", "pp=1 with schedule='own'"),
+    ],
+)
+def test_what_is_no_schedule_for_a_layout(text, own, message):
+    with pytest.raises(PlanError, match=message):
+        planning.build(small(), Layout.parse(text), schedule=own)

@@ -119,11 +119,46 @@ def test_two_stages_of_one_rank_send_nothing():
     ("actions", "message"),
     [
         ("0F0", r"plan '0F0' is no Plan: use labkit.plan.build\(model, layout\), or a schedule"),
-        ([["0F0", "0B0"]], "rank 0 holds '0F0': a timeline times forwards and backwards"),
-        (parse_actions("0F0 0I0 0W0"), "rank 0 holds Action"),
+        ([["0F0", "0B0"]], "rank 0 holds '0F0': a timeline times computations"),
+        (parse_actions("0F0 0SEND_F0 0B0"), "rank 0 holds Action.*adds sends itself. Use F and B, or I and W for B"),
         (parse_actions("0B0 0F0"), "the schedule stops half-way: check its actions with schedule.validate"),
     ],
 )
 def test_what_cannot_be_timed(actions, message):
     with pytest.raises(PlanError, match=message):
         predict.timeline(actions)
+
+
+def test_the_halves_of_a_backward_take_half_each_and_the_next_stage_waits_for_the_first_only():
+    trace = predict.timeline(parse_actions("0F0 0I0 0W0\n1F0 1I0 1W0"), 1.0, 2.0, 0.5)
+    starts = {event.label: event.start_s for event in trace.events if "_" not in event.label}
+    assert starts == {"step": 0.0, "0F0": 0.0, "1F0": 1.5, "1I0": 2.5, "1W0": 3.5, "0I0": 4.0, "0W0": 5.0}
+    sends = {(event.label, event.rank, event.peer, event.start_s) for event in trace.events if "_" in event.label}
+    assert sends == {
+        ("0SEND_F0", 0, 1, 1.0), ("1RECV_F0", 1, 0, 1.0), ("1SEND_B0", 1, 0, 3.5), ("0RECV_B0", 0, 1, 3.5)
+    }  # fmt: skip
+
+
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(2, 4), st.sampled_from(["interleaved", "looped_bfs"]))
+def test_the_bubble_of_interleaved_schedules_is_the_theory_s(pp, rounds, v, name):
+    layout = Layout(pp=pp, num_microbatches=pp * rounds, schedule=name, num_virtual_stages=v)
+    trace = predict.timeline(planning.build(MODEL, layout), 1.0, 2.0)
+    assert trace.bubble_fraction == pytest.approx((pp - 1) / (v * pp * rounds + pp - 1))
+
+
+@pytest.mark.parametrize("name", ["zbv", "dualpipe_v", "interleaved_zero_bubble"])
+def test_split_backwards_leave_a_smaller_bubble(name):
+    split = predict.timeline(built(f"pp4 {name} v2 m8"), 1.0, 2.0).bubble_fraction
+    assert split < predict.timeline(built("pp4 interleaved v2 m8"), 1.0, 2.0).bubble_fraction
+    assert split < predict.timeline(built("pp4 m8"), 1.0, 2.0).bubble_fraction / 3
+
+
+@pytest.mark.parametrize("text", ["dp2 pp2 zbv v2", "tp2 pp2 looped_bfs v3 m3", "pp4 dualpipe_v v2 m9"])
+def test_every_rank_does_its_line_whatever_it_holds(text):
+    plan = built(text)
+    trace = predict.timeline(plan, 1.0, 2.0, send_s=0.25)
+    for rank in range(plan.world_size):
+        compute = [event for event in trace.of_rank(rank).events if event.kind in ("F", "B", "I", "W")]
+        assert [event.label for event in compute] == [str(each) for each in plan.actions[plan.placement(rank).pp_rank]]
+        assert {event.stage for event in compute} == set(plan.stages(rank))
+        assert all(one.end_s <= two.start_s for one, two in itertools.pairwise(compute))

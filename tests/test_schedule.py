@@ -7,12 +7,17 @@ from labkit.errors import PlanError
 from labkit.schedule import (
     Action,
     add_communication,
+    dualpipe_v,
     format_actions,
     gpipe,
+    interleaved,
+    interleaved_zero_bubble,
+    looped_bfs,
     num_in_flight,
     one_f_one_b,
     parse,
     parse_actions,
+    zbv,
 )
 
 SIZES = {
@@ -20,6 +25,18 @@ SIZES = {
     "num_stages": st.integers(1, 9),
     "num_microbatches": st.integers(1, 17),
 }
+# Sizes that each schedule of several stages per rank takes: name, ranks, micro-batches, stages per rank.
+RANKS = st.integers(1, 8)
+SEVERAL = st.one_of(
+    st.tuples(st.just("looped_bfs"), RANKS, st.integers(1, 12), st.integers(2, 4)),
+    st.tuples(
+        st.sampled_from(["interleaved", "interleaved_zero_bubble"]), RANKS, st.integers(1, 3), st.integers(2, 4)
+    ).map(lambda drawn: (*drawn[:2], drawn[1] * drawn[2], drawn[3])),
+    st.tuples(st.just("zbv"), RANKS, st.integers(1, 24), st.just(2)),
+    st.tuples(st.just("dualpipe_v"), RANKS, st.integers(0, 12), st.just(2)).map(
+        lambda drawn: (*drawn[:2], 2 * drawn[1] + drawn[2], 2)
+    ),
+)
 ACTIONS = st.builds(Action, st.integers(0, 999_999_999), st.sampled_from(schedule.KINDS), st.integers(0, 999_999_999))
 
 
@@ -165,3 +182,53 @@ def test_read_undoes_str_and_microbatches_are_in_order(builder, num_stages, num_
     lists = [[str(action) for action in line] for line in actions]
     assert schedule.read(lists, num_stages, num_microbatches) == actions
     schedule.check_order(actions)
+
+
+@given(SEVERAL)
+def test_schedules_of_several_stages_are_complete_and_free_of_deadlock(sizes):
+    name, num_ranks, num_microbatches, num_virtual_stages = sizes
+    actions = schedule.build(*sizes)
+    num_stages = num_ranks * num_virtual_stages
+    schedule.validate(actions, num_stages, num_microbatches)
+    schedule.validate(add_communication(actions), num_stages, num_microbatches)
+    assert parse_actions(format_actions(actions)) == actions
+    for rank, line in enumerate(actions):
+        held = schedule.stages_of(name, rank, num_ranks, num_virtual_stages)
+        assert sorted({action.stage for action in line}) == held
+
+
+@given(RANKS, st.integers(1, 4), st.integers(2, 4))
+def test_what_is_in_flight_of_several_stages(num_ranks, num_rounds, num_virtual_stages):
+    m = num_ranks * num_rounds
+    every = num_virtual_stages * m
+    held = [num_in_flight(line) for line in interleaved(num_ranks, m, num_virtual_stages)]
+    hops = [num_ranks - 1 - rank for rank in range(num_ranks)]
+    assert held == [min((num_virtual_stages - 1) * num_ranks + 2 * hop + 1, every) for hop in hops]
+    assert [num_in_flight(line) for line in looped_bfs(num_ranks, m, num_virtual_stages)] == [every] * num_ranks
+    held = [num_in_flight(line) for line in interleaved_zero_bubble(num_ranks, m, num_virtual_stages)]
+    assert max(held) <= min(num_virtual_stages * num_ranks, every)
+
+
+@given(RANKS, st.integers(0, 8))
+def test_a_v_is_held_equally_by_all_ranks(num_ranks, more):
+    m = 2 * num_ranks + more
+    assert {num_in_flight(line) for line in zbv(num_ranks, m)} == {2 * num_ranks}
+    assert {num_in_flight(line) for line in dualpipe_v(num_ranks, m)} == {2 * num_ranks + 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("interleaved", 4, 6, 2), r"num_microbatches=6 is not divisible by num_ranks=4: .* Use num_microbatches=8\."),
+        (("interleaved_zero_bubble", 4, 2, 2), r"num_microbatches=2 is not divisible .* Use num_microbatches=4\."),
+        (("dualpipe_v", 3, 5, 2), r"num_microbatches=5 is fewer than 2 \* num_ranks\(3\) = 6 stages: .*=6\."),
+        (("zbv", 2, 4, 3), r"num_virtual_stages=3 with schedule='zbv': a V has two stages per rank\. Use v2\."),
+        (("gpipe", 2, 4, 2), r"num_virtual_stages=2 with schedule='gpipe': .* Use v1\."),
+        (("looped_bfs", 2, 4, 1), r"num_virtual_stages=1 with schedule='looped_bfs': .* Use v2\."),
+        (("zbv", 0, 4, 2), "num_ranks=0"),
+        (("interleaved", 2, 4, 2.5), "num_virtual_stages=2.5"),
+    ],
+)
+def test_sizes_that_a_schedule_does_not_take(arguments, message):
+    with pytest.raises(PlanError, match=message):
+        schedule.build(*arguments)

@@ -54,12 +54,23 @@ def test_the_number_of_traces_does_not_depend_on_the_number_of_events() -> None:
     assert len(show.timeline(Trace([])).data) == len(show.timeline(predicted("pp4 m4", send_s=0.001)).data)
 
 
-@pytest.mark.parametrize("text", ["pp4 m8", "pp4 gpipe m8", "dp2 pp2 m4", "pp2 m2", "dp4"])
+def test_a_rank_of_several_stages_has_one_row_and_bars_that_name_the_stage() -> None:
+    trace = predicted("pp2 zbv v2 m2")
+    figure = show.timeline(trace)
+    for kind in ("F", "I", "W"):
+        drawn = bars(figure, STYLES[kind].label)
+        events = [event for event in trace.events if event.kind == kind]
+        assert list(drawn.text) == [event.label for event in events]
+        assert set(drawn.y) == {0, 1}
+        assert all(f"stage {event.stage}" in text for event, text in zip(events, drawn.hovertext, strict=True))
+
+
+@pytest.mark.parametrize("text", ["pp4 m8", "pp4 gpipe m8", "dp2 pp2 m4", "pp2 m2", "dp4", "pp2 dualpipe_v v2 m4"])
 def test_the_hatched_part_is_the_bubble_fraction(text: str) -> None:
     trace = predicted(text, send_s=0.003)
     window = window_of(trace.events)
     idle = sum(idle_bars(trace.events, window).durations_s)
-    compute = [event for event in trace.events if event.kind in ("F", "B")]
+    compute = [event for event in trace.events if event.kind in ("F", "B", "I", "W")]
     total = window_of(compute).span_s * len(trace.ranks)
     assert idle / total == pytest.approx(trace.bubble_fraction, abs=1e-9)
 

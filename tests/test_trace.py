@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import plan as planning
+from labkit import predict
 from labkit.errors import LabError
 from labkit.spec import Layout, Model, Pace
 from labkit.trace import KINDS, Event, Trace
@@ -197,3 +198,12 @@ def test_a_trace_of_something_else():
         Trace([], plan="dp2")
     with pytest.raises(LabError, match="is no Pace"):
         Trace([], pace=0.1)
+
+
+def test_a_schedule_of_one_s_own_travels_with_the_trace():
+    own = "0F0 1F0 1B0 0B0\n2F0 3F0 3B0 2B0"
+    built = planning.build(Model.preset("tiny"), Layout.parse("pp2 v2 m1"), schedule=own)
+    trace = predict.timeline(built)
+    again = Trace.from_jsonl(trace.to_jsonl())
+    assert again.plan == built
+    assert again.events == trace.events

@@ -77,6 +77,20 @@ def test_moving_one_degree_moves_the_others() -> None:
     assert {layout.global_batch_size for layout in (start, choices.nearest(wish_with(start, "tp", 4), "tp"))} == {16}
 
 
+def test_schedules_of_several_stages_choose_how_many_and_move_the_degrees() -> None:
+    choices = Choices.of(4, TINY)
+    assert choices.values("schedule") == [
+        "1f1b", "gpipe", "interleaved", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v"
+    ]  # fmt: skip
+    start = choices.nearest(Layout(dp=4))
+    assert (start.pp, start.num_virtual_stages) == (1, 1)
+    layout = choices.nearest(wish_with(start, "schedule", "zbv"), "schedule")
+    assert (layout.pp, layout.num_virtual_stages) == (2, 2)
+    assert choices.nearest(wish_with(layout, "schedule", "1f1b"), "schedule").num_virtual_stages == 1
+    three_layers = replace(TINY, num_layers=3)
+    assert Choices.of(4, three_layers).values("schedule") == ["1f1b", "gpipe"]
+
+
 def test_ranks_that_no_layout_can_use_stay_out() -> None:
     two_layers = Model(num_layers=2, d_model=64, num_heads=2, vocab_size=256, seq_len=32)
     assert Choices.of(7, two_layers, global_batch_size=4).num_ranks == 4
@@ -86,11 +100,11 @@ def test_ranks_that_no_layout_can_use_stay_out() -> None:
 
 def test_declared_work_is_the_same_in_every_layout() -> None:
     choices = Choices.of(4, TINY)
-    for text in ("dp4", "tp4", "pp4 m16", "dp2 pp2 m4", "tp2 pp2 gpipe m8"):
+    for text in ("dp4", "tp4", "pp4 m16", "dp2 pp2 m4", "tp2 pp2 gpipe m8", "dp2 pp2 zbv v2 m4"):
         layout = choices.nearest(Layout.parse(text))
         pace = declared_pace(layout)
         trace = predict.timeline(plan.build(TINY, layout), forward_s=pace.forward_s, backward_s=pace.backward_s)
-        work = sum(event.duration_s for event in trace.events if event.kind in ("F", "B"))
+        work = sum(event.duration_s for event in trace.events if event.kind in ("F", "B", "I", "W"))
         assert work == pytest.approx(16 * 0.06 * 3)
 
 

@@ -14,6 +14,7 @@ _SCHEDULES = {
     "interleaved_zero_bubble": "InterleavedZeroBubble",
     "zbv": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
+    "own": "PipelineScheduleMulti",
 }
 
 
@@ -106,6 +107,8 @@ def _notes(plan: Plan, training: Training) -> list[str]:
     layout, model = plan.layout, plan.model
     notes = [f"{plan}", f"Start {layout.world_size} ranks. Names: torchtitan 0.2.2, torchtitan/config/job_config.py."]
     notes.append(f"The model is a flavor in code: {model}.")
+    if layout.schedule == "own":
+        notes.append("The actions of a schedule of one's own go to a file: pipeline_parallel_schedule_csv names it.")
     if layout.zero_stage == 1:
         notes.append("ZeRO 1 has no counterpart: gradients and parameters are whole here, and so is the optimizer.")
     if layout.tp > 1 and not layout.sequence_parallel:

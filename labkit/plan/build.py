@@ -4,22 +4,28 @@ import math
 from dataclasses import replace
 
 from labkit.errors import PlanError
+from labkit.plan.own import Schedule, read_own
 from labkit.plan.plan import Plan
-from labkit.schedule import BUILDERS
+from labkit.schedule import check_virtual_stages
 from labkit.spec import Layout, Model
 from labkit.spec.checks import choices_text, divisors, shown
 
 __all__ = ["build"]
 
-_INTERLEAVED = ("interleaved", "looped_bfs", "interleaved_zero_bubble")
-_V_SHAPED = ("zbv", "dualpipe_v")
 
-
-def build(model: Model, layout: Layout) -> Plan:
+def build(model: Model, layout: Layout, schedule: Schedule | None = None) -> Plan:
     """Lay `model` out over ranks.
 
+    Args:
+        model: what is trained.
+        layout: how.
+        schedule: a pipeline schedule of one's own, in place of the layout's: text with one line of computations per pp
+            rank, such as "0F0 0F1 0B0 0B1", or lists of actions or texts. It is complete and free of deadlock, or
+            refused. Sends and receives are added to it.
+
     Raises:
-        PlanError: the layout contradicts itself, does not fit the model, or asks for what this release does not run.
+        PlanError: the layout contradicts itself, does not fit the model, or asks for what this release does not run;
+            or `schedule` is none for it.
 
     >>> from labkit.spec import Layout, Model
     >>> plan = build(Model.preset("tiny"), Layout.parse("dp2 pp2 m4"))
@@ -29,37 +35,26 @@ def build(model: Model, layout: Layout) -> Plan:
     Traceback (most recent call last):
         ...
     labkit.errors.PlanError: num_layers=4 is fewer than pp=8: every stage holds a layer. Use pp=4 or num_layers=8.
+    >>> own = [["0F0", "0B0"], ["1F0", "1B0"]]
+    >>> str(build(Model.preset("tiny"), Layout.parse("pp2 m1"), schedule=own).layout)
+    'pp2 own m1'
     """
     if not isinstance(model, Model):
         raise PlanError(f"model {shown(model)} is no Model: use Model(...) or Model.preset('tiny').")
     if not isinstance(layout, Layout):
         hint = f"Layout.parse({layout!r})" if isinstance(layout, str) and len(layout) < 60 else "Layout(dp=2)"
         raise PlanError(f"layout {shown(layout)} is no Layout: use {hint}.")
+    if schedule is not None:
+        layout = replace(layout, schedule="own")
     _check_layout(layout)
     _check_tensor_parallel(model, layout)
     _check_pipeline(model, layout)
     _check_release(layout)
-    return Plan(model=model, layout=layout, engine="torch")
+    return Plan(model=model, layout=layout, engine="torch", schedule=read_own(schedule, layout))
 
 
 def _check_layout(layout: Layout) -> None:
-    pp, v, m = layout.pp, layout.num_virtual_stages, layout.num_microbatches
-    name = layout.schedule
-    if name in BUILDERS and v > 1:
-        raise PlanError(f"num_virtual_stages={v} with schedule={name!r}: that schedule has one stage per rank. Use v1.")
-    if name in _V_SHAPED and v != 2:
-        raise PlanError(f"num_virtual_stages={v} with schedule={name!r}: a V has two stages per rank. Use v2.")
-    if name in _INTERLEAVED and v < 2:
-        raise PlanError(
-            f"num_virtual_stages={v} with schedule={name!r}: it interleaves stages of one rank, 2 or more. Use v2."
-        )
-    if name not in BUILDERS and pp == 1:
-        raise PlanError(f"pp=1 with schedule={name!r}: it interleaves a pipeline, 2 ranks or more. Use pp2 or 1f1b.")
-    if name not in BUILDERS and m % pp:
-        near = -(-m // pp) * pp
-        raise PlanError(
-            f"num_microbatches={m} is not divisible by pp={pp}: schedule {name!r} goes in rounds of pp. Use m{near}."
-        )
+    _check_schedule(layout)
     if layout.dp % layout.hybrid:
         raise PlanError(
             f"dp={layout.dp} is not divisible by hybrid={layout.hybrid}: replicas of a group are equally large. "
@@ -68,6 +63,26 @@ def _check_layout(layout: Layout) -> None:
     if layout.sequence_parallel and layout.tp == 1:
         raise PlanError("sequence_parallel=True with tp=1: it splits the sequence within tp. Use tp2 or leave sp out.")
     _check_sharding(layout)
+
+
+def _check_schedule(layout: Layout) -> None:
+    pp, m, name = layout.pp, layout.num_microbatches, layout.schedule
+    check_virtual_stages(name, layout.num_virtual_stages)
+    if name in ("gpipe", "1f1b"):
+        return
+    if pp == 1:
+        what = "it orders" if name == "own" else "it interleaves"
+        raise PlanError(f"pp=1 with schedule={name!r}: {what} a pipeline, 2 ranks or more. Use pp2 or 1f1b.")
+    if name in ("interleaved", "interleaved_zero_bubble") and m % pp:
+        near = -(-m // pp) * pp
+        raise PlanError(
+            f"num_microbatches={m} is not divisible by pp={pp}: schedule {name!r} goes in rounds of pp. Use m{near}."
+        )
+    if name == "dualpipe_v" and m < layout.num_stages:
+        raise PlanError(
+            f"num_microbatches={m} is fewer than the {layout.num_stages} stages of pp={pp} with schedule={name!r}: "
+            f"both directions of the V must be full. Use m{layout.num_stages}."
+        )
 
 
 def _check_sharding(layout: Layout) -> None:
@@ -120,8 +135,9 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
         stages = f"pp={layout.pp}"
         if layout.num_virtual_stages > 1:
             stages += f" * num_virtual_stages={layout.num_virtual_stages} = {layout.num_stages} stages"
-        least = 1 if layout.num_virtual_stages == 1 else 2  # what interleaves is a pipeline
-        fix = f"pp={most} or " if most >= least else ""
+        fix = f"pp={most} or " if most else ""
+        if most == 1 and layout.num_virtual_stages > 1:  # one rank is no pipeline to interleave
+            fix = "1f1b without v, or " if model.num_layers >= layout.pp else ""
         raise PlanError(
             f"num_layers={model.num_layers} is fewer than {stages}: every stage holds a layer. "
             f"Use {fix}num_layers={layout.num_stages}."
@@ -131,8 +147,6 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
 def _check_release(layout: Layout) -> None:
     supported = replace(
         layout,
-        schedule=layout.schedule if layout.schedule in BUILDERS else "1f1b",
-        num_virtual_stages=1,
         precision="bf16" if layout.precision == "fp8" else layout.precision,
         offload="none",
         engine="auto" if layout.engine == "deepspeed" else layout.engine,
@@ -142,6 +156,6 @@ def _check_release(layout: Layout) -> None:
     names = [name for name in Layout.__dataclass_fields__ if getattr(layout, name) != getattr(supported, name)]
     what = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
     raise PlanError(
-        f"{what} is not in this release: it runs every zero stage with gpipe or 1f1b in fp32 or bf16 on torch. "
+        f"{what} is not in this release: it runs every zero stage and schedule in fp32 or bf16 on torch. "
         f"Use '{supported}'."
     )

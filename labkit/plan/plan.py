@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from labkit.errors import PlanError
 from labkit.plan.text import html_table, text_table
-from labkit.schedule import Action
+from labkit.schedule import Action, stages_of
 from labkit.schedule import build as build_schedule
 from labkit.spec import Layout, Model
 from labkit.spec.checks import choice, shown, whole
@@ -39,11 +39,13 @@ class Plan:
         model: what is trained.
         layout: how it is laid out.
         engine: what runs it: "torch".
+        schedule: the actions of each pp rank, where the layout's schedule is "own"; else None.
     """
 
     model: Model
     layout: Layout
     engine: str = "torch"
+    schedule: tuple[tuple[Action, ...], ...] | None = None
 
     @property
     def world_size(self) -> int:
@@ -75,7 +77,10 @@ class Plan:
         """
         layout = self.layout
         name = layout.schedule if layout.num_stages > 1 else "1f1b"
-        return [list(line) for line in _actions(name, layout.num_stages, layout.num_microbatches)]
+        lines = self.schedule
+        if lines is None:
+            lines = _actions(name, layout.pp, layout.num_microbatches, layout.num_virtual_stages)
+        return [list(line) for line in lines]
 
     @property
     def tokens_per_step(self) -> int:
@@ -167,15 +172,45 @@ class Plan:
         return range(start, start + each + (1 if stage < extra else 0))
 
     def stages(self, rank: int) -> list[int]:
-        """Return the stages that a rank holds: `pp_rank`, and with virtual stages every pp-th after it.
+        """Return the stages that a rank holds, in the model's order.
+
+        Interleaved schedules give pp rank r of p the stages r, r + p, ...; V-shaped ones r and 2p - 1 - r; a schedule
+        of one's own those whose actions stand in its line.
 
         Raises:
             PlanError: no such rank.
 
-        >>> _example("dp2 pp2").stages(3)
-        [1]
+        >>> _example("dp2 pp2").stages(3), _example("pp2 interleaved v2").stages(1), _example("pp2 zbv v2").stages(0)
+        ([1], [1, 3], [0, 3])
         """
-        return list(range(self.placement(rank).pp_rank, self.num_stages, self.layout.pp))
+        return self._stages(self.placement(rank).pp_rank)
+
+    def pp_rank_of(self, stage: int) -> int:
+        """Return the pp rank that holds a stage.
+
+        Raises:
+            PlanError: no such stage.
+
+        >>> [_example("pp2 zbv v2").pp_rank_of(stage) for stage in range(4)]
+        [0, 1, 1, 0]
+        """
+        stage = whole("stage", stage, minimum=0, maximum=self.num_stages - 1)
+        return next(pp_rank for pp_rank in range(self.layout.pp) if stage in self._stages(pp_rank))
+
+    def _stages(self, pp_rank: int) -> list[int]:
+        if self.schedule is not None:
+            return sorted({action.stage for action in self.schedule[pp_rank]})
+        layout = self.layout
+        return stages_of(layout.schedule, pp_rank, layout.pp, layout.num_virtual_stages)
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether the first and the last stage each hold a copy of one matrix: tied embeddings in a pipeline.
+
+        >>> _example("pp2").has_twin
+        False
+        """
+        return self.model.tied_embeddings and self.num_stages > 1
 
     def num_parameters(self, rank: int) -> int:
         """Return the parameters that a rank holds.
@@ -232,8 +267,11 @@ class Plan:
 
 
 @lru_cache(maxsize=64)
-def _actions(schedule: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    return tuple(tuple(line) for line in build_schedule(schedule, num_stages, num_microbatches))
+def _actions(
+    schedule: str, num_ranks: int, num_microbatches: int, num_virtual_stages: int
+) -> tuple[tuple[Action, ...], ...]:
+    lines = build_schedule(schedule, num_ranks, num_microbatches, num_virtual_stages)
+    return tuple(tuple(line) for line in lines)
 
 
 def _example(text: str) -> Plan:

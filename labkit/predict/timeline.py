@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from labkit.errors import PlanError
 from labkit.plan import Plan
-from labkit.schedule import Action, dependencies
+from labkit.schedule import COMPUTE, Action, inputs
 from labkit.spec.checks import number, shown, whole
 from labkit.trace import Event, Trace
 
@@ -25,14 +25,14 @@ def timeline(
     do the same at the same time.
 
     Args:
-        plan: what to run; or a schedule that was written by hand: its forwards and backwards, one list per rank.
+        plan: what to run; or a schedule that was written by hand: its computations, one list per rank.
         forward_s: seconds of a forward of one micro-batch, for every stage or for each stage.
-        backward_s: seconds of a backward, likewise.
+        backward_s: seconds of a backward, likewise; input and weight gradients of a split backward take half each.
         send_s: seconds from the end of a computation until the next stage has its result.
 
     Returns:
-        A trace with origin "predicted", step 0: F and B, with `send_s > 0` also sends and receives, and a "step" of
-        each rank.
+        A trace with origin "predicted", step 0: F and B (or I and W), with `send_s > 0` also sends and receives, and a
+        "step" of each rank.
 
     Raises:
         PlanError: a duration that is no number of 0 or more, a list whose length is not the number of stages, more
@@ -47,14 +47,14 @@ def timeline(
     12.0
     """
     send_s = number("send_s", send_s)
-    _check_number_of_events(plan, 1 if send_s == 0 else 3)
+    _check_number_of_events(plan, has_sends=send_s > 0)
     lines = plan.actions if isinstance(plan, Plan) else _lines(plan)
     rank_of = {action.stage: rank for rank, line in enumerate(lines) for action in line}
     num_stages = max(rank_of, default=0) + 1
-    durations = {
-        "F": _durations("forward_s", forward_s, num_stages),
-        "B": _durations("backward_s", backward_s, num_stages),
-    }
+    backwards_s = _durations("backward_s", backward_s, num_stages)
+    halves_s = [each / 2 for each in backwards_s]
+    forwards_s = _durations("forward_s", forward_s, num_stages)
+    durations = {"F": forwards_s, "B": backwards_s, "I": halves_s, "W": halves_s}
     starts = _simulate(lines, rank_of, durations, send_s)
     end_s = max((start_s + durations[action.kind][action.stage] for action, start_s in starts.items()), default=0.0)
     events = []
@@ -82,11 +82,13 @@ def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
     return (num_stages - 1) / (num_microbatches + num_stages - 1)
 
 
-def _check_number_of_events(plan: object, each: int) -> None:
+def _check_number_of_events(plan: object, *, has_sends: bool) -> None:
     """Refuse a plan before its actions are made."""
     if not isinstance(plan, Plan):
         return
-    num_events = plan.world_size * (1 + plan.layout.num_microbatches * 2 * each)
+    num_computations = 2 if plan.layout.schedule in ("gpipe", "1f1b") else 3
+    each = num_computations + (4 if has_sends else 0)
+    num_events = plan.world_size * (1 + plan.layout.num_microbatches * plan.layout.num_virtual_stages * each)
     if num_events > MOST_EVENTS:
         raise PlanError(
             f"layout '{plan.layout}' has up to {num_events} events and a timeline holds {MOST_EVENTS}: "
@@ -103,9 +105,10 @@ def _lines(actions: object) -> list[list[Action]]:
         )
     for rank, line in enumerate(actions):
         for action in line:
-            if not isinstance(action, Action) or action.kind not in ("F", "B"):
+            if not isinstance(action, Action) or action.kind not in COMPUTE:
                 raise PlanError(
-                    f"rank {rank} holds {shown(action)}: a timeline times forwards and backwards. Use F and B only."
+                    f"rank {rank} holds {shown(action)}: a timeline times computations and adds sends itself. "
+                    f"Use F and B, or I and W for B."
                 )
     return [list(line) for line in actions]
 
@@ -137,6 +140,7 @@ def _simulate(
 ) -> dict[Action, float]:
     """Start of every action in seconds: ranks take turns, each going as far as its inputs allow."""
     num_stages = len(durations["F"])
+    scheduled = {action for line in lines for action in line}
     position, free_s = [0] * len(lines), [0.0] * len(lines)
     starts: dict[Action, float] = {}
     ends: dict[Action, float] = {}
@@ -146,10 +150,10 @@ def _simulate(
         for rank, line in enumerate(lines):
             while position[rank] < len(line):
                 action = line[position[rank]]
-                inputs = dependencies(action, num_stages)
-                if any(needed not in ends for needed in inputs):
+                inputs_of = list(inputs(action, scheduled, num_stages))
+                if any(needed not in ends for needed in inputs_of):
                     break
-                arrivals = [ends[needed] + (send_s if rank_of[needed.stage] != rank else 0.0) for needed in inputs]
+                arrivals = [ends[needed] + (send_s if rank_of[needed.stage] != rank else 0.0) for needed in inputs_of]
                 starts[action] = max([free_s[rank], *arrivals])
                 ends[action] = free_s[rank] = starts[action] + durations[action.kind][action.stage]
                 position[rank] += 1
@@ -174,13 +178,14 @@ def _events(
 
     start_s, duration_s = starts[action], durations[action.kind][stage]
     result = [event(action.kind, start_s, duration_s)]
-    if send_s == 0:
+    if send_s == 0 or action.kind == "W":
         return result
-    forwards = action.kind == "F"
-    source, target = (stage - 1, stage + 1) if forwards else (stage + 1, stage - 1)
+    letter = "F" if action.kind == "F" else "B"
+    source, target = (stage - 1, stage + 1) if letter == "F" else (stage + 1, stage - 1)
     if target in peers:
-        result.append(event(f"SEND_{action.kind}", start_s + duration_s, send_s, peers[target]))
+        result.append(event(f"SEND_{letter}", start_s + duration_s, send_s, peers[target]))
     if source in peers:
-        sent_s = starts[Action(source, action.kind, microbatch)] + durations[action.kind][source]
-        result.append(event(f"RECV_{action.kind}", sent_s, send_s, peers[source]))
+        sender = next(each for kind in (letter, "I") if (each := Action(source, kind, microbatch)) in starts)
+        sent_s = starts[sender] + durations[sender.kind][source]
+        result.append(event(f"RECV_{letter}", sent_s, send_s, peers[source]))
     return result

@@ -16,6 +16,7 @@ from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, r
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from labkit.rank.model import Transformer, mean_loss
@@ -103,6 +104,50 @@ def _add_up(
         return result
 
     return dist.all_reduce(buffer, group=group, async_op=True).get_future().then(reduced)
+
+
+class GradientSum:
+    """Adds up a stage's gradients over dp when they are complete, beside what its rank computes next.
+
+    For stages whose backward may be split: the weights' half goes past the hooks that DistributedDataParallel and
+    `replicate` listen to, so that they would add up nothing.
+
+    Args:
+        module: the stage.
+        group: the dp ranks.
+        recorder: gets the all-reduce.
+        stage: the stage's number.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup, recorder: Recorder, stage: int) -> None:
+        self._module, self._group = module, group
+        self._recorder, self._stage = recorder, stage
+        self._gradients: list[Tensor] = []
+        self._sum: torch.futures.Future[Tensor] | None = None
+
+    def begin(self) -> None:
+        """Runs on: the ranks of a dp group at once. Communicates: one all-reduce of all gradients."""
+        whole = (parameter.grad for parameter in self._module.parameters() if parameter.grad is not None)
+        with torch.no_grad():
+            self._gradients = [each.to_local() if isinstance(each, DTensor) else each for each in whole]
+            packed, start = torch.cat([each.reshape(-1) for each in self._gradients]), self._recorder.mark()
+
+        def summed(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            result = future.value()[0]
+            self._recorder.add("all_reduce", start, stage=self._stage, group=GROUP, num_bytes=num_bytes(result))
+            return result
+
+        work = dist.all_reduce(packed, group=self._group, async_op=True)
+        self._sum = work.get_future().then(summed)
+
+    def end(self) -> None:
+        """Wait for the sums and put them where the gradients were."""
+        if self._sum is None:
+            return
+        parts = self._sum.wait().split([each.numel() for each in self._gradients])
+        views = [part.view_as(each) for part, each in zip(parts, self._gradients, strict=True)]
+        torch._foreach_copy_(self._gradients, views)
+        self._sum, self._gradients = None, []
 
 
 class _TimedAllGather(DefaultAllGather):

@@ -22,7 +22,8 @@ class Mesh:
         device_mesh: axes `pp`, `dp`, `tp`.
         shards: what `fully_shard` takes: the dp axis, or with hybrid sharding replicas x shards.
         members: all ranks of the layout; None where there is only one.
-        ends: the first and last stage at this rank's dp and tp place, for a matrix that both hold; else None.
+        ends: who holds the first and the last stage at this rank's dp and tp place, for a matrix that both hold; None
+            without such a matrix, or where one rank holds both.
     """
 
     rank: int
@@ -58,14 +59,15 @@ def of(plan: Plan) -> Mesh | None:
             f"dp({layout.dp}) * pp({layout.pp}) * tp({layout.tp}) = {plan.world_size} but {world_size} ranks are up: "
             f"each rank has one place in the mesh. Start {plan.world_size} ranks or change an axis."
         )
-    is_tied = plan.model.tied_embeddings and layout.pp > 1
-    key = (layout.pp, layout.dp, layout.tp, layout.hybrid, int(is_tied))
+    outer = {plan.pp_rank_of(0), plan.pp_rank_of(plan.num_stages - 1)} if plan.has_twin else set()
+    ends = tuple(sorted(outer)) if len(outer) == 2 else ()
+    key = (layout.pp, layout.dp, layout.tp, layout.hybrid, *ends)
     if key not in _built:
-        _built[key] = _build(plan, world_size, is_tied)
+        _built[key] = _build(plan, world_size, ends)
     return _built[key]
 
 
-def _build(plan: Plan, world_size: int, is_tied: bool) -> Mesh | None:
+def _build(plan: Plan, world_size: int, end_places: tuple[int, ...]) -> Mesh | None:
     layout, size, rank = plan.layout, plan.world_size, dist.get_rank()
     ranks = torch.arange(size).view(layout.pp, layout.dp, layout.tp)
     device_mesh = DeviceMesh(groups.device().type, ranks, mesh_dim_names=AXES)
@@ -74,8 +76,8 @@ def _build(plan: Plan, world_size: int, is_tied: bool) -> Mesh | None:
         split = device_mesh._unflatten("dp", (layout.hybrid, layout.dp // layout.hybrid), ("replicas", "shards"))
     members = dist.group.WORLD if size == world_size else dist.new_group(list(range(size)))
     ends = None
-    if is_tied:
-        for first, last in zip(ranks[0].flatten().tolist(), ranks[-1].flatten().tolist(), strict=True):
+    if end_places:
+        for first, last in zip(*(ranks[place].flatten().tolist() for place in end_places), strict=True):
             pair = dist.new_group([first, last])
             ends = pair if rank in (first, last) else ends
     if rank >= size:

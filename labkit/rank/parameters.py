@@ -1,10 +1,12 @@
 """A stage's parameters: initialised by name, seen as plain local tensors, gathered whole again.
 
-A tied matrix that two stages hold goes by the embedding's name on both.
+A tied matrix that two stages hold goes by the embedding's name on both; on a rank that holds both stages, the last
+stage's copy keeps the head's name.
 """
 
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -62,8 +64,8 @@ class Weights:
     norm can count every element once, whatever the layout.
 
     Args:
-        module: the stage, after tensor and data parallelism were applied.
-        plan: its plan.
+        modules: this rank's stages, after tensor and data parallelism were applied.
+        plan: their plan.
         mesh: this rank's groups.
         split: the parameters split over tp -> along which dimension.
 
@@ -71,14 +73,16 @@ class Weights:
         tensors: canonical name -> local tensor, sharing the parameter's memory.
     """
 
-    def __init__(self, module: nn.Module, plan: Plan, mesh: Mesh, split: dict[str, int]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], plan: Plan, mesh: Mesh, split: Mapping[str, int]) -> None:
         self.plan = plan
         self.mesh = mesh
         self._split = {canonical(name, plan.model): dim for name, dim in split.items()}
         self._parameters: dict[str, nn.Parameter] = {}
         self.tensors: dict[str, Tensor] = {}
-        for name, parameter in module.named_parameters():
-            name = canonical(name, plan.model)
+        for own_name, parameter in (pair for module in modules for pair in module.named_parameters()):
+            name = canonical(own_name, plan.model)
+            if name in self.tensors:
+                name = own_name
             self._parameters[name] = parameter
             self.tensors[name] = _local(parameter).detach() if isinstance(parameter, DTensor) else parameter
         self._num_holders = {name: self._count_holders(name) for name in self.tensors}
@@ -86,17 +90,17 @@ class Weights:
     def _count_holders(self, name: str) -> int:
         layout = self.plan.layout
         num_copies = layout.hybrid if layout.zero_stage >= 2 else layout.dp
-        held_by = num_copies * (1 if name in self._split else layout.tp)
+        held_by = num_copies * (1 if canonical(name, self.plan.model) in self._split else layout.tp)
         return held_by * 2 if self._has_twin(name) else held_by
 
     def _has_twin(self, name: str) -> bool:
         """Whether the first and last stage both hold this parameter."""
-        return name == EMBEDDING and self.plan.model.tied_embeddings and self.plan.layout.pp > 1
+        return canonical(name, self.plan.model) == EMBEDDING and self.plan.has_twin
 
     def collect_gradients(self) -> dict[str, Tensor]:
         """Bring the gradients of the backward to `tensors`; a matrix held by two stages gets the sum of both.
 
-        Communicates: one all-reduce between the ends of the pipeline, where they share a matrix.
+        Communicates: one all-reduce between the ends of the pipeline, where they share a matrix and are two ranks.
         """
         gradients = {}
         for name, parameter in self._parameters.items():
@@ -109,8 +113,12 @@ class Weights:
                 gradient = _local(gradient)
                 self.tensors[name].grad = gradient
             gradients[name] = gradient
-            if self._has_twin(name):
-                dist.all_reduce(gradient, group=self.mesh.ends)
+        twins = [gradient for name, gradient in gradients.items() if self._has_twin(name)]
+        if self.mesh.ends is not None and twins:
+            dist.all_reduce(twins[0], group=self.mesh.ends)
+        elif len(twins) == 2:
+            twins[0].add_(twins[1])
+            twins[1].copy_(twins[0])
         return gradients
 
     def clear_gradients(self) -> None:
@@ -148,14 +156,15 @@ class Weights:
 
     def _whole(self, name: str, shape: torch.Size, stage: int) -> Tensor:
         mesh, layout = self.mesh, self.plan.layout
-        if mesh.place.pp_rank == stage:
+        pp_rank = self.plan.pp_rank_of(stage)
+        if mesh.place.pp_rank == pp_rank:
             parameter = self._parameters[name]
             tensor = _whole_tensor(parameter) if isinstance(parameter, DTensor) else parameter
             tensor = tensor.detach().clone()
         else:
             tensor = torch.empty(shape, device=next(iter(self.tensors.values())).device)
         if layout.pp > 1:
-            owner = self.plan.rank_at(dp_rank=mesh.place.dp_rank, tp_rank=mesh.place.tp_rank, pp_rank=stage)
+            owner = self.plan.rank_at(dp_rank=mesh.place.dp_rank, tp_rank=mesh.place.tp_rank, pp_rank=pp_rank)
             dist.broadcast(tensor, src=owner, group=mesh.group("pp"))
         return tensor
 

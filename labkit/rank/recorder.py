@@ -29,15 +29,15 @@ class Recorder:
         on: whether anything is recorded.
         pace: declared durations, or None.
         step: the step under way.
-        stage: this rank's stage.
+        stage: the stage under way; between two actions this rank's stage, None where it holds several.
         microbatch: the micro-batch under way, None between them.
     """
 
-    def __init__(self, device: torch.device, stage: int) -> None:
+    def __init__(self, device: torch.device, stage: int | None) -> None:
         self.on = False
         self.pace: Pace | None = None
         self.step = 0
-        self.stage = stage
+        self.stage = self._only_stage = stage
         self.microbatch: int | None = None
         self._is_cuda = device.type == "cuda"
         self._rows: list[Row] = []
@@ -73,33 +73,36 @@ class Recorder:
         kind: str,
         start: _Mark,
         *,
+        stage: int | None = None,
         microbatch: int | None = None,
         group: str | None = None,
         num_bytes: int | None = None,
         peer: int | None = None,
     ) -> None:
-        """Record an action that began at `start` and ends now."""
+        """Record an action that began at `start` and ends now; of the stage under way unless said otherwise."""
         if not self.on:
             return
         seq = None
         if group is not None and peer is None:
             seq = self._num_collectives[group]
             self._num_collectives[group] += 1
-        row = (kind, start, self.mark(), self.step, self.stage, microbatch, group, seq, num_bytes, peer)
+        stage = self.stage if stage is None else stage
+        row = (kind, start, self.mark(), self.step, stage, microbatch, group, seq, num_bytes, peer)
         self._rows.append(row)
 
-    def begin(self, microbatch: int) -> _Mark:
-        """Begin a forward or backward."""
+    def begin(self, microbatch: int, stage: int | None = None) -> _Mark:
+        """Begin a forward or backward, of `stage` where this rank holds several."""
         self.microbatch = microbatch
+        if stage is not None:
+            self.stage = stage
         return self.mark() if self.on or self.pace else None
 
     def end(self, kind: str, start: _Mark) -> None:
-        """End a forward ("F") or backward ("B"): sleep to the declared pace, then record it."""
+        """End a forward ("F") or backward ("B", or its halves "I" and "W"): sleep to the declared pace, record it."""
         if self.pace is not None:
-            declared_s = self.pace.forward_s if kind == "F" else self.pace.backward_s
-            self._sleep_until(start, declared_s)
+            self._sleep_until(start, self.pace.seconds(kind))
         self.add(kind, start, microbatch=self.microbatch)
-        self.microbatch = None
+        self.microbatch, self.stage = None, self._only_stage
         self.memory()
 
     def _sleep_until(self, start: _Mark, declared_s: float) -> None:

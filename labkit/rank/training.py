@@ -3,6 +3,7 @@
 import gc
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from labkit.rank import data, data_parallel, groups, mesh, optimizer, report, st
 from labkit.rank.mesh import Mesh
 from labkit.rank.model import Transformer
 from labkit.rank.parameters import Weights, build_stage
-from labkit.rank.pipeline_parallel import Pipeline, Stage
+from labkit.rank.pipeline_parallel import Pipeline, Stage, has_loop
 from labkit.rank.recorder import Recorder
 from labkit.rank.state import State
 from labkit.spec import Layout, Training
@@ -61,30 +62,27 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
 
 
 def build(plan: Plan, training: Training, own: Mesh) -> State:
-    """Make a fresh state: this rank's stage with its initial weights, wrapped as the layout says, and its optimizer.
+    """Make a fresh state: this rank's stages with their initial weights, wrapped as the layout says, and an optimizer.
 
     Runs on: the layout's ranks at once.
     """
     gc.collect()  # wrapped modules of an earlier state are cyclic
     layout, device = plan.layout, groups.device()
-    index = own.place.pp_rank
-    recorder = Recorder(device, index)
-    stage = build_stage(plan, index, training.seed, device)
-    split = {}
-    if layout.tp > 1:
-        split = tensor_parallel.shard(stage, own.device_mesh["tp"], recorder, sequence=layout.sequence_parallel)
-    net: torch.nn.Module = stage
-    if layout.dp > 1:
-        net = _over_dp(stage, layout, own, recorder)
-    weights = Weights(stage, plan, own, split)
+    indices = plan.stages(own.rank)
+    recorder = Recorder(device, indices[0] if len(indices) == 1 else None)
+    stages = [build_stage(plan, index, training.seed, device) for index in indices]
+    split: dict[str, int] = {}
+    for stage in stages if layout.tp > 1 else ():
+        split |= tensor_parallel.shard(stage, own.device_mesh["tp"], recorder, sequence=layout.sequence_parallel)
+    nets = [_over_dp(stage, plan, own, recorder) for stage in stages]
+    weights = Weights(stages, plan, own, split)
     loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
     forward_backward: Pipeline | data_parallel.Accumulation
     if layout.pp > 1:
-        piped = Stage(net, plan, index, device=device, group=own.group("pp"), recorder=recorder)
-        forward_backward = Pipeline(piped, plan, loss_scale)
+        forward_backward = _pipeline(nets, plan, own, recorder, loss_scale)
     else:
         forward_backward = data_parallel.Accumulation(
-            net, layout.num_microbatches, loss_scale, recorder, keeps_gathered=not layout.reshards
+            nets[0], layout.num_microbatches, loss_scale, recorder, keeps_gathered=not layout.reshards
         )
     return State(
         plan=plan,
@@ -97,11 +95,36 @@ def build(plan: Plan, training: Training, own: Mesh) -> State:
     )
 
 
-def _over_dp(stage: Transformer, layout: Layout, own: Mesh, recorder: Recorder) -> torch.nn.Module:
+def _over_dp(stage: Transformer, plan: Plan, own: Mesh, recorder: Recorder) -> torch.nn.Module:
+    layout = plan.layout
+    if layout.dp == 1:
+        return stage
     has_shards = layout.tp > 1
     if layout.zero_stage >= 2:
         return data_parallel.shard(stage, own.shards, reshard=layout.reshards, has_shards=has_shards, recorder=recorder)
+    if layout.pp > 1 and not has_loop(plan):
+        return stage  # its gradients are added up when the schedule says that they are complete
     return data_parallel.wrap(stage, own.device_mesh["dp"], has_shards=has_shards, recorder=recorder)
+
+
+def _pipeline(
+    nets: Sequence[torch.nn.Module], plan: Plan, own: Mesh, recorder: Recorder, loss_scale: float
+) -> Pipeline:
+    adds_up = plan.layout.dp > 1 and plan.layout.zero_stage < 2 and not has_loop(plan)
+    piped = []
+    for net, index in zip(nets, plan.stages(own.rank), strict=True):
+        gradient_sum = data_parallel.GradientSum(net, own.group("dp"), recorder, index) if adds_up else None
+        stage = Stage(
+            net,
+            plan,
+            index,
+            device=groups.device(),
+            group=own.group("pp"),
+            recorder=recorder,
+            gradient_sum=gradient_sum,
+        )
+        piped.append(stage)
+    return Pipeline(piped, plan, loss_scale)
 
 
 def _optimizer(

@@ -2,10 +2,30 @@
 
 from collections.abc import Callable
 
+from labkit.errors import PlanError
 from labkit.schedule.action import Action
+from labkit.schedule.interleaved import interleaved, interleaved_zero_bubble, looped_bfs
+from labkit.schedule.v_shaped import dualpipe_v, zbv
 from labkit.spec.checks import choice, whole
 
-__all__ = ["BUILDERS", "add_communication", "build", "gpipe", "num_in_flight", "one_f_one_b"]
+__all__ = [
+    "BUILDERS",
+    "INTERLEAVED",
+    "V_SHAPED",
+    "add_communication",
+    "build",
+    "check_virtual_stages",
+    "gpipe",
+    "num_in_flight",
+    "one_f_one_b",
+    "stages_of",
+]
+
+INTERLEAVED = ("interleaved", "looped_bfs", "interleaved_zero_bubble")
+"""Schedules in which rank r of p holds stages r, r + p, r + 2p, ..."""
+
+V_SHAPED = ("zbv", "dualpipe_v")
+"""Schedules in which rank r of p holds stages r and 2p - 1 - r."""
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> list[list[Action]]:
@@ -60,20 +80,63 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> list[list[Action]]:
     return ranks
 
 
-BUILDERS: dict[str, Callable[[int, int], list[list[Action]]]] = {"gpipe": gpipe, "1f1b": one_f_one_b}
-"""Layout's name of a schedule -> its function."""
+BUILDERS: dict[str, Callable[[int, int, int], list[list[Action]]]] = {
+    "gpipe": lambda num_ranks, num_microbatches, _: gpipe(num_ranks, num_microbatches),
+    "1f1b": lambda num_ranks, num_microbatches, _: one_f_one_b(num_ranks, num_microbatches),
+    "interleaved": interleaved,
+    "looped_bfs": looped_bfs,
+    "interleaved_zero_bubble": interleaved_zero_bubble,
+    "zbv": lambda num_ranks, num_microbatches, _: zbv(num_ranks, num_microbatches),
+    "dualpipe_v": lambda num_ranks, num_microbatches, _: dualpipe_v(num_ranks, num_microbatches),
+}
+"""Layout's name of a schedule -> what makes it from ranks, micro-batches and stages per rank."""
 
 
-def build(name: str, num_stages: int, num_microbatches: int) -> list[list[Action]]:
-    """Return the schedule of that name.
+def build(name: str, num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> list[list[Action]]:
+    """Return the schedule of that name, for so many stages per rank.
 
     Raises:
-        PlanError: an unknown name, or a number below 1.
+        PlanError: an unknown name, a number below 1, or sizes that the schedule does not take.
 
     >>> build("1f1b", 4, 8) == one_f_one_b(4, 8)
     True
+    >>> build("zbv", 4, 8, 2) == zbv(4, 8)
+    True
     """
-    return BUILDERS[choice("schedule", name, tuple(BUILDERS))](num_stages, num_microbatches)
+    builder = BUILDERS[choice("schedule", name, tuple(BUILDERS))]
+    check_virtual_stages(name, num_virtual_stages)
+    return builder(num_ranks, num_microbatches, num_virtual_stages)
+
+
+def check_virtual_stages(name: str, num_virtual_stages: int) -> None:
+    """Check that the schedule of that name can have so many stages per rank.
+
+    Raises:
+        PlanError: it cannot.
+
+    >>> check_virtual_stages("zbv", 3)
+    Traceback (most recent call last):
+        ...
+    labkit.errors.PlanError: num_virtual_stages=3 with schedule='zbv': a V has two stages per rank. Use v2.
+    """
+    given = f"num_virtual_stages={num_virtual_stages} with schedule={name!r}"
+    if name in ("gpipe", "1f1b") and num_virtual_stages != 1:
+        raise PlanError(f"{given}: that schedule has one stage per rank. Use v1.")
+    if name in V_SHAPED and num_virtual_stages != 2:
+        raise PlanError(f"{given}: a V has two stages per rank. Use v2.")
+    if name in INTERLEAVED and num_virtual_stages < 2:
+        raise PlanError(f"{given}: it interleaves stages of one rank, 2 or more. Use v2.")
+
+
+def stages_of(name: str, rank: int, num_ranks: int, num_virtual_stages: int) -> list[int]:
+    """Return the stages that a pipeline rank holds under the schedule of that name.
+
+    >>> stages_of("interleaved", 1, 4, 2), stages_of("zbv", 1, 4, 2)
+    ([1, 5], [1, 6])
+    """
+    if name in V_SHAPED:
+        return [rank, 2 * num_ranks - 1 - rank]
+    return list(range(rank, num_ranks * num_virtual_stages, num_ranks))
 
 
 def add_communication(actions: list[list[Action]]) -> list[list[Action]]:

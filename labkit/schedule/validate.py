@@ -1,12 +1,12 @@
 """Checks that a schedule does every action once and that no rank waits for ever."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from labkit.errors import PlanError
 from labkit.schedule.action import COMPUTE, Action, parse
 from labkit.spec.checks import shown, whole
 
-__all__ = ["check_order", "dependencies", "read", "validate"]
+__all__ = ["check_order", "dependencies", "inputs", "read", "validate"]
 
 
 def validate(actions: Sequence[Sequence[Action]], num_stages: int, num_microbatches: int) -> None:
@@ -117,6 +117,26 @@ def dependencies(action: Action, num_stages: int) -> list[Action]:
     return [Action(other, name, microbatch) for other, name in needed if 0 <= other < num_stages]
 
 
+def inputs(action: Action, scheduled: Container[Action], num_stages: int) -> Iterator[Action]:
+    """Yield what `action` needs in a schedule of these actions: `dependencies` as they are written there.
+
+    `I` stands in for `B` where a backward is split, a receive for the other stage's result where there is one.
+
+    >>> [str(needed) for needed in inputs(Action(0, "I", 0), {Action(1, "I", 0)}, 2)]
+    ['0F0', '1I0']
+    """
+    for needed in dependencies(action, num_stages):
+        if needed.stage != action.stage and action.kind in COMPUTE:
+            received = Action(action.stage, f"RECV_{needed.kind}", action.microbatch)
+            if received in scheduled:
+                yield received
+                continue
+        if needed.kind == "B" and needed not in scheduled:
+            yield Action(needed.stage, "I", needed.microbatch)
+        else:
+            yield needed
+
+
 def _check_each(actions: Sequence[Sequence[Action]], num_stages: int, num_microbatches: int) -> dict[Action, int]:
     rank_of: dict[Action, int] = {}
     home: dict[int, int] = {}
@@ -192,18 +212,4 @@ def _raise_deadlock(blocked: dict[int, Action], rank_of: dict[Action, int], done
 
 
 def _waits_for(action: Action, rank_of: dict[Action, int], done: set[Action], num_stages: int) -> Action | None:
-    return next((needed for needed in _inputs(action, rank_of, num_stages) if needed not in done), None)
-
-
-def _inputs(action: Action, rank_of: dict[Action, int], num_stages: int) -> Iterator[Action]:
-    """What `action` needs in this schedule: `I` stands in for `B`, a receive for the other stage's result."""
-    for needed in dependencies(action, num_stages):
-        if needed.stage != action.stage and action.kind in COMPUTE:
-            received = Action(action.stage, f"RECV_{needed.kind}", action.microbatch)
-            if received in rank_of:
-                yield received
-                continue
-        if needed.kind == "B" and needed not in rank_of:
-            yield Action(needed.stage, "I", needed.microbatch)
-        else:
-            yield needed
+    return next((needed for needed in inputs(action, rank_of, num_stages) if needed not in done), None)

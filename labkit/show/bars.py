@@ -43,13 +43,18 @@ def window_of(events: Iterable[Event]) -> Window:
     return Window(start_s=min(event.start_s for event in bars), end_s=max(event.end_s for event in bars))
 
 
-def bars_by_kind(events: Iterable[Event], window: Window) -> list[Bars]:
-    """Group events by kind. Every known kind comes, in one order, so that a live figure can be filled anew."""
+def bars_by_kind(events: Sequence[Event], window: Window) -> list[Bars]:
+    """Group events by kind. Every known kind comes, in one order, so that a live figure can be filled anew.
+
+    A bar is labelled with its micro-batch, or with its whole action where ranks hold several stages.
+    """
+    held = {(event.rank, event.stage) for event in events if event.kind in COMPUTE and event.stage is not None}
+    has_several = len(held) > len({rank for rank, _ in held})
     groups: dict[str, list[Event]] = {kind: [] for kind in STYLES}
     for event in events:
         if event.kind not in NOT_BARS:
             groups.setdefault(event.kind, []).append(event)
-    return [_bars(kind, members, window) for kind, members in groups.items()]
+    return [_bars(kind, members, window, has_several) for kind, members in groups.items()]
 
 
 def idle_bars(events: Sequence[Event], window: Window) -> Bars:
@@ -98,15 +103,21 @@ def gaps(spans: Iterable[tuple[float, float]], window: Window) -> list[tuple[flo
     return [(start, end) for start, end in found if end > start]
 
 
-def _bars(kind: str, events: Sequence[Event], window: Window) -> Bars:
+def _bars(kind: str, events: Sequence[Event], window: Window, has_several: bool) -> Bars:
     return Bars(
         kind=kind,
         ranks=[event.rank for event in events],
         starts_s=[event.start_s - window.start_s for event in events],
         durations_s=[event.duration_s for event in events],
-        labels=["" if event.microbatch is None else str(event.microbatch) for event in events],
+        labels=[_label(event, has_several) for event in events],
         hovers=[_hover(event, window) for event in events],
     )
+
+
+def _label(event: Event, has_several: bool) -> str:
+    if event.microbatch is None:
+        return ""
+    return event.label if has_several else str(event.microbatch)
 
 
 def _hover(event: Event, window: Window) -> str:

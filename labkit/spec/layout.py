@@ -9,7 +9,7 @@ from labkit.spec.checks import choice, flag, nearest, shown, whole
 
 __all__ = ["Layout"]
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v", "own")
 PRECISIONS = ("fp32", "bf16", "fp8")
 RECOMPUTES = ("none", "selective", "full")
 OFFLOADS = ("none", "optimizer", "all")
@@ -52,7 +52,7 @@ class Layout:
         pp: pipeline-parallel degree.
         zero_stage: what is sharded over dp: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters
             (Rajbhandari et al. 2020, arXiv 1910.02054).
-        schedule: order of forwards and backwards in the pipeline.
+        schedule: order of forwards and backwards in the pipeline; "own" is one given to `labkit.plan.build` as text.
         num_microbatches: micro-batches of a step per dp rank; None = `2 pp` when `pp > 1`, else 1. An int once the
             layout exists. With `pp = 1` they are gradient accumulation.
         microbatch_size: samples in a micro-batch.

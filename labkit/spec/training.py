@@ -23,7 +23,7 @@ class Pace:
 
     Attributes:
         forward_s: seconds of one forward.
-        backward_s: seconds of one backward.
+        backward_s: seconds of one backward; its halves, where a schedule splits it, take half of that each.
 
     Raises:
         PlanError: a duration that is not a positive number, or above an hour.
@@ -39,6 +39,16 @@ class Pace:
         for name in ("forward_s", "backward_s"):
             seconds = number(f"Pace.{name}", getattr(self, name), below=3600.0, positive=True)
             object.__setattr__(self, name, seconds)
+
+    def seconds(self, kind: str) -> float:
+        """Return the declared duration of a computation: F, B, I or W.
+
+        >>> Pace(forward_s=0.05, backward_s=0.1).seconds("W")
+        0.05
+        """
+        if kind == "F":
+            return self.forward_s
+        return self.backward_s if kind == "B" else self.backward_s / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

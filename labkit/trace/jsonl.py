@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from labkit.errors import LabError
 from labkit.plan import Plan, build
+from labkit.schedule import format_actions
 from labkit.spec import Layout, Model, Pace
 from labkit.spec.checks import shown
 from labkit.trace.event import Event
@@ -21,7 +22,7 @@ def dump(events: Sequence[Event], origin: str, plan: Plan | None, pace: Pace | N
     >>> dump([], "measured", None, None, True).strip()
     '{"format": "labkit.trace.1", "origin": "measured", "model": null, "layout": null, "pace": null, "aligned": true}'
     """
-    header = {
+    header: dict[str, object] = {
         "format": FORMAT,
         "origin": origin,
         "model": asdict(plan.model) if plan else None,
@@ -29,6 +30,8 @@ def dump(events: Sequence[Event], origin: str, plan: Plan | None, pace: Pace | N
         "pace": asdict(pace) if pace else None,
         "aligned": aligned,
     }
+    if plan and plan.schedule:
+        header["schedule"] = format_actions(plan.actions)
     lines = [json.dumps(header), *(json.dumps([event.rank, *event.to_row()]) for event in events)]
     return "\n".join(lines) + "\n"
 
@@ -65,8 +68,10 @@ def load(text: str) -> tuple[list[Event], str, Plan | None, Pace | None, bool]:
 
 def _header(header: dict[str, object]) -> tuple[str, Plan | None, Pace | None, bool]:
     model, layout, pace = header.get("model"), header.get("layout"), header.get("pace")
+    schedule = header.get("schedule")
+    own = schedule if isinstance(schedule, str) else None
     try:
-        plan = build(Model(**model), Layout.parse(str(layout))) if isinstance(model, dict) else None
+        plan = build(Model(**model), Layout.parse(str(layout)), own) if isinstance(model, dict) else None
         read_pace = Pace(**pace) if isinstance(pace, dict) else None
     except (LabError, TypeError) as error:
         raise LabError(f"line 1, the header, names what cannot be built: {error}") from None

@@ -10,10 +10,12 @@ from math import log2
 
 from labkit import plan as planning
 from labkit.errors import PlanError
+from labkit.schedule import INTERLEAVED, V_SHAPED
 from labkit.spec import Layout, Model
 
 AXES = ("dp", "tp", "pp", "num_microbatches", "schedule", "precision")
-SCHEDULES = ("1f1b", "gpipe")
+ONE_STAGE = ("1f1b", "gpipe")
+SCHEDULES = (*ONE_STAGE, *INTERLEAVED, *V_SHAPED)
 PRECISIONS = ("fp32", "bf16")
 SAMPLES_PER_RANK = 4
 
@@ -64,25 +66,40 @@ class Choices:
         ordered = sorted(self._candidates(), key=lambda layout: _distance(layout, wish, moved))
         return next(layout for layout in ordered if _exists(self.model, layout))
 
-    def _candidates(self) -> Iterator[Layout]:
-        """Every combination whose degrees multiply to the ranks and whose micro-batches divide the batch."""
-        for dp in _divisors(self.num_ranks):
-            if self.global_batch_size % dp:
-                continue
-            samples = self.global_batch_size // dp
-            for tp in _divisors(self.num_ranks // dp):
-                for num_microbatches in _divisors(samples):
-                    for schedule in SCHEDULES:
-                        for precision in PRECISIONS:
-                            yield Layout(
-                                dp=dp,
-                                tp=tp,
-                                pp=self.num_ranks // dp // tp,
-                                num_microbatches=num_microbatches,
-                                microbatch_size=samples // num_microbatches,
-                                schedule=schedule,
-                                precision=precision,
-                            )
+    def _candidates(self) -> tuple[Layout, ...]:
+        return _candidates(self.num_ranks, self.global_batch_size)
+
+
+@lru_cache(maxsize=64)
+def _candidates(num_ranks: int, global_batch_size: int) -> tuple[Layout, ...]:
+    """Every combination whose degrees multiply to the ranks and whose micro-batches divide the batch.
+
+    Schedules of several stages per rank get two: more stages come with fewer layers each, which few models have.
+    """
+    return tuple(
+        Layout(
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            num_microbatches=num_microbatches,
+            microbatch_size=global_batch_size // dp // num_microbatches,
+            schedule=schedule,
+            num_virtual_stages=1 if schedule in ONE_STAGE else 2,
+            precision=precision,
+        )
+        for dp, tp, pp in _degrees(num_ranks)
+        if global_batch_size % dp == 0
+        for num_microbatches in _divisors(global_batch_size // dp)
+        for schedule in (SCHEDULES if pp > 1 else ONE_STAGE)
+        for precision in PRECISIONS
+    )
+
+
+def _degrees(num_ranks: int) -> Iterator[tuple[int, int, int]]:
+    """Every dp, tp and pp whose product is the number of ranks."""
+    for dp in _divisors(num_ranks):
+        for tp in _divisors(num_ranks // dp):
+            yield dp, tp, num_ranks // dp // tp
 
 
 def _distance(layout: Layout, wish: Layout, moved: str | None) -> tuple[float, ...]:

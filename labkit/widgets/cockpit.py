@@ -222,7 +222,7 @@ def declared_pace(layout: Layout) -> Pace:
     >>> declared_pace(Layout(pp=2, num_microbatches=4, microbatch_size=2)).forward_s
     0.06
     """
-    forward_s = SAMPLE_FORWARD_S * layout.microbatch_size / (layout.pp * layout.tp)
+    forward_s = SAMPLE_FORWARD_S * layout.microbatch_size / (layout.num_stages * layout.tp)
     return Pace(forward_s=forward_s, backward_s=BACKWARD_PER_FORWARD * forward_s)
 
 

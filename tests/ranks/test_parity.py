@@ -44,6 +44,14 @@ LAYOUTS = (
     "dp2 tp2 zero3 m2 b3",
     "dp2 pp2 zero3 1f1b m3 b2",
     "dp4 zero3 hybrid2 no_reshard b3",
+    "pp2 interleaved v2 m4 b3",
+    "pp2 interleaved_zero_bubble v2 m2 b6",
+    "tp2 pp2 dualpipe_v v2 m4 b3",
+    "dp2 pp2 looped_bfs v2 m3 b2",
+    "dp2 pp2 zero1 zbv v2 m3 b2",
+    "dp2 pp2 zero2 dualpipe_v v2 m6 b1",
+    "dp2 pp2 zero3 zbv v2 m3 b2",
+    "tp2 pp2 zbv v2 m2 b6 sp recompute:full",
 )
 RUNS = {
     "adamw": Training(num_steps=NUM_STEPS, optimizer="adamw", learning_rate=1e-3),

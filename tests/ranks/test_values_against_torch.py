@@ -1,11 +1,13 @@
 """What the values say, against torch itself: parameters built, schedules accepted. Starts no rank."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
 from labkit.rank.model import Transformer
-from labkit.schedule import add_communication, gpipe, one_f_one_b
+from labkit.schedule import V_SHAPED, add_communication, build, format_actions, gpipe, one_f_one_b
 from labkit.spec import PRESETS, Model
 
 SIZES = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 5), (3, 3), (4, 2), (4, 4), (4, 9), (8, 3), (8, 16)]
@@ -44,3 +46,32 @@ def test_torch_accepts_schedules_and_adds_the_same_communication(builder, num_st
     lowered = schedules._add_send_recv(theirs, lambda stage: stage, num_stages)
     for rank, line in enumerate(add_communication(actions)):
         assert sorted(map(str, line)) == sorted(map(str, lowered[rank]))
+
+
+TORCH = {
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "looped_bfs": schedules.ScheduleLoopedBFS,
+    "interleaved_zero_bubble": schedules.ScheduleInterleavedZeroBubble,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipe_v": schedules.ScheduleDualPipeV,
+}
+SEVERAL = [
+    (name, num_ranks, num_ranks * rounds, v)
+    for name in TORCH
+    for num_ranks in (1, 2, 3, 4, 8)
+    for rounds in (2, 3, 5)
+    for v in ((2,) if name in V_SHAPED else (2, 3))
+]
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "num_microbatches", "v"), [*SEVERAL, ("zbv", 4, 3, 2), ("zbv", 2, 1, 2)])
+def test_schedules_of_several_stages_are_torch_s_own(name, num_ranks, num_microbatches, v):
+    """Where torch pairs a forward with a backward (DualPipeV), the pair is taken as one after the other."""
+    sizes = {"num_stages": num_ranks * v, "group_size": num_ranks, "group_rank": 0, "submod": None}
+    stages = [SimpleNamespace(stage_index=index, is_first=False, is_last=False, **sizes) for index in range(v)]
+    theirs = TORCH[name](stages, num_microbatches).pipeline_order
+    flat = [
+        " ".join(str(part) for action in theirs[rank] if action is not None for part in action.sub_actions or (action,))
+        for rank in range(num_ranks)
+    ]
+    assert format_actions(build(name, num_ranks, num_microbatches, v)).splitlines() == flat
