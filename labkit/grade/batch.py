@@ -76,7 +76,8 @@ def grade_folder(
 
     Raises:
         PlanError: there are no submissions, or a question or folder that cannot be.
-        LabError: there is no sandbox on this machine, or another batch writes to the same folder.
+        LabError: there is no sandbox on this machine, another batch writes to the same folder, or the report cannot be
+            written.
     """
     return run(
         submissions,
@@ -111,11 +112,13 @@ def run(
     chosen = choose(no_sandbox)
     sandbox = StoppableSandbox(program=chosen.program, words=chosen.words)
     with _alone_in(folder):
-        kept = Kept(folder / RESULTS, seed=seed, limits=limits, sandbox=chosen.program)
+        with _writing(folder):
+            kept = Kept(folder / RESULTS, seed=seed, limits=limits, sandbox=chosen.program)
         work = _Work(handed_in, kept, sandbox=sandbox, seed=seed, limits=limits)
         work.do(jobs, progress or (lambda _: None))
         gradebook = _gradebook(handed_in, work, seed, chosen.words)
-        page = report.write(gradebook, folder)
+        with _writing(folder):
+            page = report.write(gradebook, folder)
     return Batch(gradebook=gradebook, page=page, failures=work.failures)
 
 
@@ -236,6 +239,19 @@ def _gradebook(handed_in: Submissions, work: _Work, seed: int, words: str) -> Gr
         sandbox=words,
         seed=seed,
     )
+
+
+@contextlib.contextmanager
+def _writing(folder: pathlib.Path) -> Iterator[None]:
+    """Tell of a full disk, or of something in the way, in one line."""
+    try:
+        yield
+    except OSError as error:
+        at = f" ({error.filename2 or error.filename})" if error.filename else ""
+        raise LabError(
+            f"the report in {folder} cannot be written: {error.strerror}{at}. Results are kept as far as there was "
+            "room: the same command goes on from there."
+        ) from None
 
 
 @contextlib.contextmanager

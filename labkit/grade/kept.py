@@ -27,6 +27,8 @@ class Kept:
         self._folder = folder
         self._beside = [seed, asdict(limits), sandbox, labkit.__version__, _sources()]
         folder.mkdir(mode=0o700, exist_ok=True)
+        for draft in folder.glob(".*.draft"):  # of a batch that was killed while it wrote
+            draft.unlink(missing_ok=True)
 
     def find(self, student: str, question: str, handed: Handed) -> Result | None:
         """The result, if it is there whole."""

@@ -129,6 +129,27 @@ def test_a_report_among_the_submissions_is_refused(tmp_path, graded):
         run(tmp_path, jobs=0)
 
 
+@pytest.mark.parametrize("blocked", [".results", "index.html"])
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path, graded, capsys, blocked):
+    put(tmp_path / "class", "s01")
+    out = tmp_path / "out"
+    (out / "index.html" if blocked == "index.html" else out).mkdir(parents=True)
+    if blocked == ".results":
+        (out / blocked).write_text("")
+    assert cli.main(["grade", str(tmp_path / "class"), "--out", str(out), "--questions", "06.1"], {}) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"labkit: the report in {out} cannot be written: ")
+    assert str(out / blocked) in last
+
+
+def test_what_a_killed_batch_was_writing_is_cleared_away(tmp_path, graded):
+    put(tmp_path / "class", "s01")
+    run(tmp_path)
+    (tmp_path / "out" / ".results" / ".0123.json.abcd.draft").write_text("{")
+    run(tmp_path)
+    assert len(list((tmp_path / "out" / ".results").iterdir())) == 1
+
+
 def test_the_report_of_a_class_is_written(tmp_path, graded):
     put(tmp_path / "class", "s01")
     done = run(tmp_path, jobs=3)
