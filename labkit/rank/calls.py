@@ -114,8 +114,7 @@ def _execute(number: int, name: str, packed: bytes) -> Outcome:
         asyncio._set_running_loop(None)
         value = fn(*args, **kwargs)
     except BaseException as error:
-        failure = _failure(error, interrupted=number <= _upto)
-        return Outcome(failure=failure)
+        return Outcome(failure=_told(error, interrupted=number <= _upto))
     return _pack(value)
 
 
@@ -176,6 +175,21 @@ def _interrupted(name: str) -> Outcome:
     return Outcome(failure=Failure(type="KeyboardInterrupt", message=f"{name} was interrupted", interrupted=True))
 
 
+def _told(error: BaseException, *, interrupted: bool) -> Failure:
+    """What was raised, also where it does as it likes when it is looked at."""
+    try:
+        return _failure(error, interrupted=interrupted)
+    except BaseException as second:
+        if isinstance(second, KeyboardInterrupt):
+            raise
+        return Failure(type=_type_name(error), message=f"(it cannot be looked at: {_type_name(second)})")
+
+
+def _type_name(error: BaseException) -> str:
+    """The name of its type, also of one that says another."""
+    return str(type.__dict__["__name__"].__get__(type(error)))
+
+
 def _failure(error: BaseException, *, interrupted: bool) -> Failure:
     if isinstance(error, _CellError):
         error = error.args[0]
@@ -190,8 +204,9 @@ def _failure(error: BaseException, *, interrupted: bool) -> Failure:
         text += f"  caused by {type(cause).__name__}: {text_of(cause)}\n"
     if interrupted and isinstance(error, KeyboardInterrupt) and not error.args:
         error = KeyboardInterrupt(f"{_name} was interrupted")
-    message = "\n".join([text_of(error), *map(str, getattr(error, "__notes__", []))])
-    return Failure(type=type(error).__name__, message=message, traceback=text, where=where, interrupted=interrupted)
+    notes = getattr(error, "__notes__", None)
+    message = "\n".join([text_of(error), *map(str, notes if isinstance(notes, list) else ())])
+    return Failure(type=_type_name(error), message=message, traceback=text, where=where, interrupted=interrupted)
 
 
 def _own_frames(trace: types.TracebackType | None) -> list[traceback.FrameSummary]:

@@ -57,6 +57,10 @@ BROKEN = {
         "raise type('Odd', (Exception,), {'__str__': lambda self: sys.exit(1)})()",
         "Odd: (its text cannot be made: SystemExit) on rank 0 (and 3 more).",
     ),
+    "notes that are none": (
+        "raise type('Odd', (Exception,), {'__notes__': 7})('x')",
+        "Odd: x on rank 0 (and 3 more).",
+    ),
     "torch's NotImplementedError": (
         "torch.empty(3, device='meta').tolist()",
         "NotImplementedError: Cannot copy out of meta tensor; no data! on rank 0 (and 3 more).",
@@ -82,6 +86,14 @@ def test_what_an_answer_raises_is_told_with_its_line(ranks: Ranks, name: str) ->
     assert ranks.pids == pids
 
 
+def test_an_exception_that_cannot_be_looked_at_is_told_too(ranks: Ranks) -> None:
+    pids = ranks.pids
+    (one,) = seen(ranks, cell("raise type('Odd', (Exception,), {'__cause__': property(lambda self: sys.exit(1))})()"))
+    assert (one.outcome, one.message) == ("raised", "Odd: (it cannot be looked at: SystemExit) on rank 0 (and 3 more).")
+    assert is_right(ranks)
+    assert ranks.pids == pids
+
+
 def test_of_ranks_that_raise_differently_the_lowest_cause_is_told(ranks: Ranks) -> None:
     here = "sum(range(10**7)) if r == 1 else None; {}['one'] if r == 1 else {}['two'] if r == 2 else None"
     (one,) = seen(ranks, cell(here))
@@ -103,6 +115,8 @@ POISONS = {
     "the process": "os.chdir('/'); os.environ.clear(); sys.path.clear(); sys.setrecursionlimit(90); sys.argv = None",
     "built-in functions": "import builtins; builtins.sum = builtins.divmod = lambda *a: 0",
     "signals": "[signal.signal(n, signal.SIG_IGN) for n in (2, 14, 15, signal.SIGRTMIN + 9)]",
+    "a timer": "signal.signal(27, lambda *a: os._exit(1)); signal.setitimer(signal.ITIMER_PROF, 0.5)",
+    "what messages are made with": "import json; json.JSONEncoder.encode = lambda *a: '[['",
     "a dispatch mode": (
         "from torch.utils._python_dispatch import TorchDispatchMode as M; "
         "type('Zero', (M,), {'__torch_dispatch__': lambda s, f, t, a=(), k=None: torch.zeros(1)})().__enter__()"

@@ -28,8 +28,10 @@ __all__ = ["undone"]
 # Where learners put functions of their own by assignment. Only what can be called is put back: the rest is torch's own
 # state. What was added to a module stays, for a module that is imported late adds itself to its package.
 _MODULES = (builtins, json, os, time, random, torch, torch.nn.functional, dist, dist.distributed_c10d, functional)
-_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Module, dist.ProcessGroup, dist.Work)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, calls.SIGNAL)
+_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Module, dist.ProcessGroup, dist.Work, json.JSONEncoder)
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_OF_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+_SIGNALS = (*_OF_TIMERS, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, calls.SIGNAL)
 
 
 @contextlib.contextmanager
@@ -72,7 +74,8 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _set_handlers(before: dict[int, Any]) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    for timer in _TIMERS:
+        signal.setitimer(timer, 0.0)
     for number, handler in before.items():
         if handler is not None:
             signal.signal(number, handler)
