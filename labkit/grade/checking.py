@@ -113,8 +113,8 @@ def _visible(exercise: Exercise, num_ranks: int) -> tuple[Case, ...]:
     if not fitting:
         least = min(max(case.members) for case in visible) + 1
         raise ClusterError(
-            f"{num_ranks} rank{'s' * (num_ranks != 1)} are up, and the smallest case of {exercise.question} needs "
-            f"{least}: a group has as many members as ranks. Start {least} ranks, or leave ranks= out."
+            f"{num_ranks} rank{'s are' if num_ranks != 1 else ' is'} up, and the smallest case of {exercise.question} "
+            f"needs {least}: a group has as many members as ranks. Start {least} ranks, or leave ranks= out."
         )
     return fitting
 

@@ -58,7 +58,8 @@ def _completed(names: Sequence[str], found: dict[str, Callable[..., Any]]) -> di
         here = next((space[name] for space in beside if callable(space.get(name))), None)
         if name not in found and here is not None:
             found[name] = here
-    return {name: found[name] for name in names if name in found}
+    # What `torch.compile` makes of a function cannot be sent to ranks: the function itself is tried.
+    return {name: getattr(found[name], "_torchdynamo_orig_callable", found[name]) for name in names if name in found}
 
 
 def _check_is_function(exercise: Exercise, place: int, one: Any) -> None:
