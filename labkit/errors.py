@@ -175,9 +175,19 @@ def ranks_text(ranks: Iterable[int]) -> str:
     'ranks 0, 1 and 3'
     """
     names = [str(rank) for rank in ranks]
-    if len(names) == 1:
-        return f"rank {names[0]}"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}" if names else "no rank"
+    if not names:
+        return "no rank"
+    return f"rank{'s' * (len(names) != 1)} {listed(names)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Name things in a sentence.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _remade(kind: type[LabError], args: tuple[Any, ...], fields: dict[str, Any]) -> LabError:

@@ -107,3 +107,14 @@ def test_a_card_without_a_verdict():
     assert repr(one) == "06.1: stopped\n  stopped."
     assert not one.passed
     assert "stopped" in one._repr_html_()
+
+
+def test_what_stands_between_backticks_is_code_in_a_page_and_plain_in_text():
+    idea = Idea(first="`weights` are updated in place", further="none")
+    one = card(message="`x < y` is wrong.", cases=(case(passed=False, message="no.", got="`raw`"),), idea=idea)
+    page, text = one._repr_html_(), repr(one)
+    assert "<code>x &lt; y</code> is wrong." in page
+    assert "<code>weights</code> are updated" in page
+    assert "`raw`" in page
+    assert "x < y is wrong." in text
+    assert "weights are updated" in text

@@ -114,3 +114,16 @@ def test_a_tensor_without_numbers_is_told() -> None:
     empty = {"result": {"type": "Tensor", "shape": [4], "dtype": "float32"}, "calls": []}
     (result,) = mark(RING, [case], [Observation(outcome="returned", values=(empty, empty))]).cases
     assert "returned a tensor without numbers to read" in result.message
+
+
+@pytest.mark.parametrize("exercise", [RING, TREE])
+def test_a_budget_stands_only_beside_numbers_that_it_decides(exercise: checks.Exercise) -> None:
+    for case in exercise.cases(0)[:5]:
+        size, count = case.inputs["size"], len(case.members)
+        data = [[(i * 7 + rank * 13 + case.inputs["seed"]) % 19 - 9 for i in range(size)] for rank in range(count)]
+        total = [sum(column) for column in zip(*data, strict=True)]
+        result = {"type": "Tensor", "shape": [size], "dtype": "float32", "values": total}
+        wasteful = [("send", 9999, 1), ("recv", 9999, 1)] * 9
+        finding = exercise.judge(case, tuple({"result": result, "calls": wasteful} for _ in range(count)))
+        assert finding.passed == (case.criterion != "budget")
+        assert {one.budget is None for one in finding.measures} == {finding.passed}

@@ -14,6 +14,7 @@ import pytest
 from labkit.errors import PlanError
 from labkit.exercise import CaseResult, Gradebook, Idea, Measure, Result
 from labkit.grade import gradescope, report, texts
+from labkit.grade.pages import class_page, student_page
 from labkit.grade.texts import cell, file_names, one_line, shown
 from labkit.grade.withholding import for_student
 
@@ -299,3 +300,23 @@ def test_small_and_uniform_classes_have_a_report(tmp_path: Path, students: tuple
 def test_a_gradebook_that_lacks_a_result_is_refused() -> None:
     with pytest.raises(PlanError, match="1 results for 1 students x 2 questions"):
         Gradebook(students=("s01",), questions=("06.1", "06.2"), results={("s01", "06.1"): made("06.1")})
+
+
+def test_the_page_of_the_class_counts_only_what_ran_as_hung_or_crashed() -> None:
+    results = {
+        ("s01", "06.1"): made("06.1", points=0, status="error", seconds=0.0),  # a file that cannot be read
+        ("s02", "06.1"): made("06.1", points=0, status="crashed"),
+    }
+    page = class_page(
+        Gradebook(students=("s01", "s02"), questions=("06.1",), results=results, sandbox="none: of `x`"),
+        {"s01": "s01", "s02": "s02"},
+    )
+    assert "<dd>1</dd><dt>answers that raised, hung or crashed</dt>" in page
+    assert "seed 0. None: of `x`.</p>" in page
+
+
+def test_code_in_remarks_is_code_in_pages_and_plain_for_gradescope() -> None:
+    whole = book(("s01",), remarks={"s01": ("`f < g` is twice",)})
+    for page in (class_page(whole, {"s01": "s01"}), student_page(whole, "s01")):
+        assert "<code>f &lt; g</code> is twice" in page
+    assert gradescope.gradescope(whole, "s01")["output"].startswith("f < g is twice")

@@ -106,3 +106,15 @@ def test_empty_classes_say_so(nobody: Gradebook) -> None:
 def test_a_class_without_a_mistake_says_so() -> None:
     book = Gradebook(students=("s01",), questions=("q",), results={("s01", "q"): result("q", "full", 10, 1.0)})
     assert [one.text for one in show.grade_criteria(book).layout.annotations] == ["no criterion was missed"]
+
+
+def test_a_long_criterion_is_told_whole_on_lines(book: Gradebook) -> None:
+    text = "every rank keeps `exp_avg` and `exp_avg_sq` of <its> own shard, and no other rank keeps them too."
+    results = {
+        key: dataclasses.replace(one, earned=(("kept", text, 0, 10),), status="wrong")
+        for key, one in book.results.items()
+    }
+    figure = show.grade_criteria(dataclasses.replace(book, results=results))
+    lines = figure.layout.yaxis.ticktext[0].split("<br>")
+    assert " ".join(lines) == "06.1 · " + text.replace("`", "").rstrip(".").replace("<its>", "&lt;its&gt;")
+    assert len(lines) == 3

@@ -65,14 +65,14 @@ def _judge_ring(case: Case, values: tuple[Any, ...]) -> Finding:
         return fault
     world_size, size = len(values), case.inputs["size"]
     chunk_bytes = -(-size // world_size) * ITEM_BYTES
-    num_sends = 2 * (world_size - 1)
+    num_sends, decides = 2 * (world_size - 1), case.criterion == "budget"
     by_rank = [sent(value["calls"]) for value in values]
     rank = max(range(world_size), key=lambda one: by_rank[one])
     messages, num_bytes, peers = (max(column) for column in zip(*by_rank, strict=True))
     measures = (
-        Measure(name="messages sent by a rank", value=messages, budget=num_sends),
-        Measure(name="bytes sent by a rank", value=num_bytes, budget=num_sends * chunk_bytes, unit="B"),
-        Measure(name="ranks that a rank sends to", value=peers, budget=1),
+        _measure("messages sent by a rank", messages, num_sends, decides),
+        _measure("bytes sent by a rank", num_bytes, num_sends * chunk_bytes, decides, unit="B"),
+        _measure("ranks that a rank sends to", peers, 1, decides),
     )
     wrong, idea = "", "budget"
     if messages > num_sends:
@@ -89,9 +89,14 @@ def _judge_ring(case: Case, values: tuple[Any, ...]) -> Finding:
         )
     elif (shortage := _shortage(by_rank, size)) and world_size > 1:
         wrong, idea = shortage, "unseen"
-    if case.criterion == "budget" and wrong:
+    if decides and wrong:
         return Finding(passed=False, message=wrong, idea=idea, measures=measures)
     return Finding(passed=True, measures=measures)
+
+
+def _measure(name: str, value: int, most: int, decides: bool, *, unit: str = "") -> Measure:
+    """A count; beside the most that it may be only in the cases that it decides."""
+    return Measure(name=name, value=value, budget=most if decides else None, unit=unit)
 
 
 def _shortage(by_rank: Sequence[tuple[int, int, int]], size: int) -> str:
@@ -194,14 +199,14 @@ def _judge_tree(case: Case, values: tuple[Any, ...]) -> Finding:
     if fault := collective_called(values) or sum_fault(case, values):
         return fault
     calls = [value["calls"] for value in values]
-    world_size, levels = len(values), _levels(len(values))
+    world_size, levels, decides = len(values), _levels(len(values)), case.criterion == "budget"
     amounts = [through(one) for one in calls]
     most = 2 * levels * case.inputs["size"] * ITEM_BYTES
     num_calls = max(len(one) for one in calls)
     chain = longest_chain(calls) if num_calls <= MAX_CALLS else num_calls
     measures = (
-        Measure(name="bytes sent and received by the busiest rank", value=max(amounts), budget=most, unit="B"),
-        Measure(name="longest chain of messages", value=chain, budget=2 * levels),
+        _measure("bytes sent and received by the busiest rank", max(amounts), most, decides, unit="B"),
+        _measure("longest chain of messages", chain, 2 * levels, decides),
     )
     wrong, idea = "", "budget"
     if any(one[0] == "recv" and one[2] < 0 for rank in calls for one in rank):
@@ -219,7 +224,7 @@ def _judge_tree(case: Case, values: tuple[Any, ...]) -> Finding:
         )
     elif (shortage := _shortage([sent(one) for one in calls], case.inputs["size"])) and world_size > 1:
         wrong, idea = shortage, "unseen"
-    if case.criterion == "budget" and wrong:
+    if decides and wrong:
         return Finding(passed=False, message=wrong, idea=idea, measures=measures)
     return Finding(passed=True, measures=measures)
 

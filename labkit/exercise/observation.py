@@ -1,10 +1,10 @@
 """What was seen when an answer was tried on ranks, as plain data that may come from a process nobody trusts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
-from labkit.errors import PlanError
+from labkit.errors import PlanError, listed
 
 __all__ = ["Observation", "Outcome", "Wait"]
 
@@ -48,6 +48,17 @@ class Observation:
     where: str = ""
     waits: tuple[Wait, ...] = ()
     seconds: float = 0.0
+
+    @classmethod
+    def missing(cls, names: Sequence[str], more: str = "") -> "Observation":
+        """What is seen of an answer that lacks functions.
+
+        >>> Observation.missing(["f", "g"], ": run their cells").message
+        'f and g are not defined: run their cells.'
+        """
+        return cls(
+            outcome="missing", message=f"{listed(names)} {'is' if len(names) == 1 else 'are'} not defined{more}."
+        )
 
     def to_plain(self) -> dict[str, Any]:
         """A form that JSON can carry."""

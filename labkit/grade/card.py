@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labkit.exercise import CaseResult, Measure, Result
+from labkit.grade.texts import code_marked, plain
 from labkit.show.units import duration_text, traffic_text
 
 __all__ = ["Checked", "State"]
@@ -47,16 +48,20 @@ class Checked(Result):
         head = f"{self._name()}: {self.state}"
         if told := self._count():
             head += f" ({told})"
-        lines = [head, *textwrap.wrap(_cut(self.message), TEXT_WIDTH, initial_indent="  ", subsequent_indent="  ")]
+        lines = [
+            head,
+            *textwrap.wrap(plain(_cut(self.message)), TEXT_WIDTH, initial_indent="  ", subsequent_indent="  "),
+        ]
         measures = [(_measure_name(one), _measure_text(one)) for one in self._measures()]
-        for rows in (list(self._facts()), measures, list(self._advice())):
+        advice = [(label, plain(text)) for label, text in self._advice()]
+        for rows in (list(self._facts()), measures, advice):
             lines += _text_rows(rows)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         tone = _TONES[self.state]
         parts = [_head(tone, self.state, self._name(), self._count())]
-        parts.append(f"<div style='margin:8px 0 0;line-height:1.5;{_WRAP}'>{html.escape(_cut(self.message))}</div>")
+        parts.append(f"<div style='margin:8px 0 0;line-height:1.5;{_WRAP}'>{code_marked(_cut(self.message))}</div>")
         parts.append(_grid([_row(label, text, mono=True) for label, text in self._facts()]))
         parts.append(_grid([_measure_row(one) for one in self._measures()]))
         parts.append(_grid([_row(label, text, mono=False) for label, text in self._advice()], ruled=True))
@@ -160,7 +165,9 @@ def _grid(rows: list[str], *, ruled: bool = False) -> str:
 
 def _row(label: str, text: str, *, mono: bool) -> str:
     look = f"{_MONO};background:{_FAINT};border-radius:3px;padding:1px 6px;justify-self:start" if mono else ""
-    return f"{_label(label)}<div style='{_WRAP};{look}'>{html.escape(_cut(text))}</div>"
+    # What the answer gave stands as it is; sentences have code in them.
+    inner = html.escape(_cut(text)) if mono else code_marked(_cut(text))
+    return f"{_label(label)}<div style='{_WRAP};{look}'>{inner}</div>"
 
 
 def _label(text: str) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit import checks
@@ -61,7 +61,7 @@ def _check(question: str, given: tuple[Any, ...], lent: Ranks | None, timeout_s:
     exercise = _exercise(question)
     functions = answers_of(exercise, given)
     if missing := [name for name in exercise.answers if name not in functions]:
-        seen = Observation(outcome="missing", message=f"{' and '.join(missing)} is not defined: run the cell of it.")
+        seen = Observation.missing(missing, f": run {'the cell of it' if len(missing) == 1 else 'their cells'}")
         cases = _visible(exercise, own_ranks.NUM_RANKS)
         return _checked(exercise, mark(exercise, cases[:1], [seen]), len(cases), ())
     ranks = own_ranks.ready() if lent is None else _idle(lent)
@@ -69,7 +69,8 @@ def _check(question: str, given: tuple[Any, ...], lent: Ranks | None, timeout_s:
     token = ranks.token
     answer = Answer(names=exercise.answers, functions=functions)
     result = _first_failure(exercise, cases, answer, ranks, timeout_s)
-    return _checked(exercise, result, len(cases), _notes(result, rebuilt=lent is not None and ranks.token != token))
+    rebuilt = lent is not None and ranks.token != token
+    return _checked(exercise, result, len(cases), _notes(result, cases, rebuilt=rebuilt))
 
 
 def _first_failure(
@@ -156,10 +157,19 @@ def _busy(ranks: Ranks) -> list[str]:
     return list(dict.fromkeys([*ranks.under_way(), *names]))
 
 
-def _notes(result: Result, *, rebuilt: bool) -> tuple[str, ...]:
+def _notes(result: Result, cases: Sequence[Case], *, rebuilt: bool) -> tuple[str, ...]:
     notes = []
     if result.status == "crashed":
         notes.append("the lost rank has a new process: what it held is gone.")
-    if rebuilt:
-        notes.append("the process groups were built anew: groups and meshes made by hand before are dead.")
+    if rebuilt and _was_broken_off(result, len(cases[len(result.cases) - 1].members)):
+        notes.append("the ranks have new process groups: a group or mesh of your own is to be made once more.")
     return tuple(notes)
+
+
+def _was_broken_off(result: Result, num_members: int) -> bool:
+    """Whether the last case left ranks behind: it hung, lost one, or raised on some of its members only."""
+    failed = result.first_failure
+    if failed is None:
+        return False
+    on_all = failed.message.endswith(f" (and {num_members - 1} more).")
+    return failed.outcome in ("timeout", "lost") or (failed.outcome == "raised" and not on_all)

@@ -13,7 +13,7 @@ tests, with the points. Who sees what:
 from typing import Any
 
 from labkit.exercise import CaseResult, Gradebook, Result
-from labkit.grade.texts import one_line, shown
+from labkit.grade.texts import one_line, plain, shown
 from labkit.grade.withholding import for_student, outcome_of
 
 __all__ = ["gradescope"]
@@ -22,7 +22,7 @@ __all__ = ["gradescope"]
 def gradescope(gradebook: Gradebook, student: str) -> dict[str, Any]:
     """Return the results of one student as Gradescope wants them."""
     results = list(gradebook.of(student))
-    lines = [shown(one) for one in gradebook.remarks.get(student, ())]
+    lines = [plain(shown(one)) for one in gradebook.remarks.get(student, ())]
     return {
         "score": gradebook.score(student),
         "execution_time": round(sum(for_student(one).seconds for one in results), 3),
@@ -36,8 +36,8 @@ def gradescope(gradebook: Gradebook, student: str) -> dict[str, Any]:
 
 
 def _line(result: Result) -> str:
-    return f"{result.question} {result.title}: {result.status}, {result.score} of {result.max_score}. " + shown(
-        result.message
+    return f"{result.question} {result.title}: {result.status}, {result.score} of {result.max_score}. " + plain(
+        shown(result.message)
     )
 
 
@@ -53,7 +53,7 @@ def _tests(result: Result) -> list[dict[str, Any]]:
                 "score": told.score,
                 "max_score": told.max_score,
                 "status": "passed" if told.passed else "failed",
-                "output": shown(told.message),
+                "output": plain(shown(told.message)),
                 "visibility": "visible",
             }
         ]
@@ -78,7 +78,7 @@ def _criterion(told: Result, number: int, name: str, text: str, points: int, mos
     if hidden:
         lines.append(f"{sum(one.passed for one in hidden)} of {len(hidden)} hidden cases passed.")
     return {
-        "name": f"{told.question} {text}",
+        "name": f"{told.question} {plain(text)}",
         "number": f"{told.question}.{number}",
         "score": points,
         "max_score": most,

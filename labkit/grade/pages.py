@@ -97,6 +97,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {"shown": shown, "one_line": one_line, "duration": duration_text, "anchor": _anchor}
     environment.filters |= {"outcome": outcome_of, "measure": _measure, "short": _short}
+    environment.filters["sentence"] = _sentence
     environment.filters["name"] = _name
     environment.globals["styles"] = STATUS_STYLES
     return environment
@@ -115,6 +116,11 @@ def _anchor(question: str) -> str:
 
 def _name(student: str, most: int = MAX_NAME_CHARS) -> str:
     return one_line(student, most) or "(no name)"
+
+
+def _sentence(text: str) -> str:
+    text = shown(text)
+    return text[:1].upper() + text[1:] + "." * (not text.endswith("."))
 
 
 def _short(text: str) -> str:
@@ -142,7 +148,8 @@ def _tiles(gradebook: Gradebook) -> list[tuple[str, str]]:
     """The numbers at the top of the class's page, each with what it counts."""
     totals = [gradebook.score(one) for one in gradebook.students]
     results = list(gradebook.results.values())
-    ended = [one for one in results if one.status in ("error", "timeout", "crashed")]
+    # What could not be read has taken no time.
+    ended = [one for one in results if one.status in ("error", "timeout", "crashed") and one.seconds > 0]
     counts = ((len(gradebook.students), "student"), (len(gradebook.questions), "question"))
     tiles = [(str(count), word + "s" * (count != 1)) for count, word in counts]
     if totals and gradebook.max_score:

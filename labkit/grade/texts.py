@@ -1,12 +1,13 @@
 """Texts and names that come from submissions, made harmless for pages, tables and file names."""
 
 import hashlib
+import html
 import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["cell", "file_names", "one_line", "shown"]
+__all__ = ["cell", "code_marked", "file_names", "one_line", "plain", "shown"]
 
 MAX_CHARS = 1_500
 MAX_NAME_CHARS = 120
@@ -16,6 +17,7 @@ MAX_FILE_NAME_CHARS = 60
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-Z\\^_]")
 # Control, format (direction overrides, zero width), surrogate, private and unassigned characters; odd line ends.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_CODE = re.compile(r"`([^`\n]+)`")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", re.IGNORECASE)
 _STARTS_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 
@@ -40,6 +42,24 @@ def one_line(text: Any, most: int = MAX_NAME_CHARS) -> str:
     ('a\\nb', '\\x1b[31ms01')
     """
     return _written_out(_cut(str(text), most)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def code_marked(text: str) -> str:
+    """Return a text as HTML: escaped, and what stands between backticks as code.
+
+    >>> code_marked("`x < y` and 3")
+    '<code>x &lt; y</code> and 3'
+    """
+    return _CODE.sub(r"<code>\1</code>", html.escape(text))
+
+
+def plain(text: str) -> str:
+    """Return a text without the backticks around code.
+
+    >>> plain("`x` and 3")
+    'x and 3'
+    """
+    return _CODE.sub(r"\1", text)
 
 
 def cell(text: str) -> str:

@@ -3,6 +3,7 @@
 import html
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,7 +27,8 @@ __all__ = [
 LEAST_HEIGHT = 340
 MAX_BINS = 20
 MAX_CRITERIA = 8
-MAX_LABEL_CHARS = 46
+LABEL_CHARS = 46
+MAX_LABEL_LINES = 3
 NOBODY = "no submissions"
 NOT_TRIED = "no answer was tried"
 # Times that differ more than this are drawn on a logarithmic axis.
@@ -154,7 +156,7 @@ def grade_criteria(grades: HasGrades) -> go.Figure:
     tried = missed_criteria(grades)
     missed = [one for one in tried if one[2]][:MAX_CRITERIA]
     nothing = "no criterion was missed" if tried else NOT_TRIED
-    labels = [f"{question} · {_short(text)}" for question, text, _, _ in missed]
+    labels = [_label(f"{question} · {text}") for question, text, _, _ in missed]
     figure = go.Figure(
         go.Bar(
             orientation="h",
@@ -164,14 +166,19 @@ def grade_criteria(grades: HasGrades) -> go.Figure:
             textposition="auto",
             insidetextanchor="end",
             textangle=0,
-            customdata=[html.escape(f"{question} {text}") for question, text, _, _ in missed],
+            customdata=[html.escape(f"{question} {text}".replace("`", "")) for question, text, _, _ in missed],
             marker={"color": palette.RANK_COLORS[5], "line": {"width": 0}},
             insidetextfont={"color": "#ffffff", "size": 12},
             hovertemplate="<b>%{customdata}</b><br>missed by %{text}<extra></extra>",
         )
     )
     notes = ["share of the students whose answer was tried" if missed else nothing]
-    palette.dress(figure, title="Criteria missed most", notes=notes, height=_height(len(missed)))
+    palette.dress(
+        figure,
+        title="Criteria missed most",
+        notes=notes,
+        height=_height(sum(1 + label.count("<br>") / 2 for label in labels)),
+    )
     figure.update_layout(bargap=0.35, margin_t=72)
     figure.update_xaxes(title={"text": "missed by (%)"}, range=[0, 100])
     figure.update_yaxes(
@@ -260,15 +267,15 @@ def _whole_step(most: int) -> int:
     return next(step * 10**power for power in range(9) for step in (1, 2, 5) if step * 10**power * 10 >= most)
 
 
-def _height(rows: int) -> int:
-    return max(LEAST_HEIGHT, 116 + 28 * rows)
+def _height(rows: float) -> int:
+    return max(LEAST_HEIGHT, 116 + math.ceil(28 * rows))
 
 
-def _short(text: str) -> str:
-    """A label for an axis: short, and no markup of plotly's."""
-    printable = _printable(text).rstrip(".")
-    cut = printable if len(printable) <= MAX_LABEL_CHARS else f"{printable[: MAX_LABEL_CHARS - 1].rstrip()}…"
-    return html.escape(cut)
+def _label(text: str) -> str:
+    """A label for an axis: in lines, none of its text is markup."""
+    text = _printable(text).replace("`", "").rstrip(".")
+    lines = textwrap.wrap(text, LABEL_CHARS, max_lines=MAX_LABEL_LINES, placeholder=" …")
+    return "<br>".join(map(html.escape, lines))
 
 
 def _printable(text: str) -> str:

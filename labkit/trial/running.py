@@ -13,7 +13,7 @@ from labkit.cluster import Call, Ranks
 from labkit.errors import Failure, LabError, PlanError, RankError, RankLost, RankTimeout, ranks_text
 from labkit.exercise import Case, Observation
 from labkit.trial.places import Places
-from labkit.trial.waiting import waits_of
+from labkit.trial.waiting import FINISHED, waits_of
 
 __all__ = ["Answer", "observe"]
 
@@ -155,7 +155,8 @@ def _cut_off(ranks: Ranks, answer: Answer, case: Case, call: Call, timeout_s: fl
     late = [rank for rank in case.members if rank in call.pending()] or call.pending()
     waits = waits_of(ranks.stacks(late), sorted(late), answer.places)
     _settle(ranks)
-    message = f"{ranks_text(sorted(late))} did not finish within {timeout_s:g} s."
+    at_work = [wait.rank for wait in waits if wait.doing != FINISHED] or sorted(late)
+    message = f"{ranks_text(at_work)} did not finish within {timeout_s:g} s."
     return Observation(outcome="timeout", message=message, waits=waits)
 
 
@@ -167,7 +168,7 @@ def _returned(texts: list[Any], case: Case) -> Observation:
         message = f"what came back from the ranks is not what a trial gives ({type(error).__name__})."
         return Observation(outcome="raised", message=message)
     if missing:
-        return Observation(outcome="missing", message=f"{' and '.join(missing)} is not defined.")
+        return Observation.missing(missing)
     return Observation(outcome="returned", values=tuple(told.get("value") for told in by_rank))
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from labkit.exercise import Wait
 from labkit.trial.places import Places
 
-__all__ = ["waits_of"]
+__all__ = ["FINISHED", "waits_of"]
+
+# What a rank does that has returned from the answer.
+FINISHED = "has finished, and waits for the others"
 
 _FRAME = re.compile(r"^(?P<function>.+?) \((?P<file>.+):(?P<line>\d+)\)$")
 _MEETING = "end_together"
@@ -30,7 +33,7 @@ def _wait(rank: int, stack: Sequence[str] | None, places: Places) -> Wait:
         return Wait(rank=rank, doing="computes without a break, or holds the GIL: it does not answer")
     frames = [match for match in map(_FRAME.match, stack) if match]
     if any(frame["function"] == _MEETING for frame in frames):
-        return Wait(rank=rank, doing="has finished, and waits for the others")
+        return Wait(rank=rank, doing=FINISHED)
     own = [index for index, frame in enumerate(frames) if places.name(frame["file"])]
     if not own:
         return Wait(rank=rank, doing="is outside the answer: before it begins, or after it returned")

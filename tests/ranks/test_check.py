@@ -24,6 +24,7 @@ pytestmark = pytest.mark.ranks
 
 LIMIT_S = 60.0
 SHORT_S = 2.0
+NEW_GROUPS = "the ranks have new process groups: a group or mesh of your own is to be made once more."
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,14 @@ def kills(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     if dist.get_rank(group) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return total(x, group)
+
+
+def stub(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    raise NotImplementedError("not solved yet")
+
+
+def raises(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    raise ValueError("everywhere")
 
 
 def prints(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -139,6 +148,7 @@ def test_a_hang_is_cut_off_and_says_where_every_rank_waits(ranks: Ranks) -> None
     assert "waits in recv at test_check.py, line " in text
     assert "waits in all_reduce at test_check.py, line " in text
     assert "A receive needs its send." in text
+    assert NEW_GROUPS in result.notes
     assert lk.grade.check("00.1", total, ranks=ranks).passed
     assert ranks.pids == pids
 
@@ -149,6 +159,14 @@ def test_a_killed_rank_is_named_and_restarted(ranks: Ranks) -> None:
     assert result.message == "the process of rank 1 was killed by SIGKILL."
     assert any("new process" in note for note in result.notes)
     assert lk.grade.check("00.1", total, ranks=ranks).passed
+
+
+@pytest.mark.parametrize(("answer", "status"), [(stub, "unsolved"), (raises, "error")])
+def test_an_answer_that_ends_alike_everywhere_says_nothing_of_groups(
+    ranks: Ranks, answer: Callable[..., Any], status: str
+) -> None:
+    result = lk.grade.check("00.1", answer, ranks=ranks)
+    assert (result.status, result.notes) == (status, ())
 
 
 def test_what_the_answer_prints_is_shown(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,6 +246,7 @@ def test_a_function_that_is_nowhere_is_named() -> None:
     result = lk.grade.check("00.2", space["ping"])
     assert (result.state, result.status) == ("not yet", "missing")
     assert result.message == "pong is not defined: run the cell of it."
+    assert lk.grade.check("00.2").message == "ping and pong are not defined: run their cells."
 
 
 class Unreadable:

@@ -218,6 +218,7 @@ def test_members_that_are_done_are_said_to_wait_for_the_others(ranks: Ranks) -> 
     (one,) = seen(ranks, cell(after="r == 3 and time.sleep(600)"), timeout_s=SHORT_S)
     doing = {wait.rank: wait.doing for wait in one.waits}
     assert {rank: doing[rank] for rank in range(3)} == dict.fromkeys(range(3), "has finished, and waits for the others")
+    assert one.message == "rank 3 did not finish within 2 s."
 
 
 def test_an_answer_that_will_not_be_freed_loses_its_process(ranks: Ranks) -> None:
