@@ -71,7 +71,8 @@ def _add_grade(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "A student is a folder with notebooks at any depth, or a file such as s01.ipynb or s01_06_ring_and_tree.ipynb, "
         "also as Moodle, Canvas and nbgrader name them. Of two notebooks of one chapter the newest counts. What the "
         "grader takes of it is the cell that defines an answer and what that needs from other cells. Results are kept "
-        "as they come: the same command goes on where it was ended, and grades again only what has changed.",
+        "as they come: the same command goes on where it was ended, and grades again only what has changed. The report "
+        "is written at the end.",
         epilog="Exit code: 0 every answer was graded, 1 one could not be, or nothing could, 2 wrong usage, "
         "130 interrupted.",
     )
@@ -79,7 +80,11 @@ def _add_grade(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     grade.add_argument("--out", metavar="REPORT", type=pathlib.Path, required=True, help="the folder of the report")
     grade.add_argument("--jobs", metavar="N", type=_jobs, default=1, help="answers at once (default: 1)")
     grade.add_argument(
-        "--questions", metavar="Q", type=_questions, help="such as 06.1,06.2 (default: all of the chapters that occur)"
+        "--questions",
+        metavar="Q",
+        type=_questions,
+        help="such as 06.1,06.2 (default: all of the chapters that occur); the report then covers these alone, also "
+        "where REPORT had more: results of others are kept, and a run without --questions shows all",
     )
     grade.add_argument("--seed", metavar="N", type=int, default=0, help="draws the hidden cases (default: 0)")
     grade.add_argument(

@@ -112,8 +112,8 @@ def grade(
         bar.end()
         if bar.last is not None:
             print(
-                f"labkit: stopped; {bar.last.num_done} of {bar.last.num_total} results are kept: the same command "
-                "goes on from here.",
+                f"labkit: stopped; {bar.last.num_done} of {bar.last.num_total} results are kept, and no report of them "
+                "is written yet: the same command goes on from here and writes it.",
                 file=sys.stderr,
             )
         return 130
@@ -122,6 +122,8 @@ def grade(
     for student, remarks in done.gradebook.remarks.items():
         for remark in remarks:
             print(f"{student}: {remark}")
+    for note in done.gradebook.notes:
+        print(f"note: {note}")
     print(f"sandbox: {done.gradebook.sandbox}")
     print(f"report: {done.page}")
     for (student, question), why in done.failures.items():

@@ -86,7 +86,11 @@ def test_checkpoints_hidden_files_and_other_files_are_no_students(tmp_path):
     put(tmp_path, f".ipynb_checkpoints/{RING}-checkpoint.ipynb")
     put(tmp_path, f"__MACOSX/s01/._{RING}.ipynb")
     (tmp_path / "grades.csv").write_text("a")
-    assert list(read(tmp_path)) == ["s01"]
+    for name in ("README", ".DS_Store", "Thumbs.db"):
+        (tmp_path / name).write_text("a")
+    found = submissions.read(tmp_path)
+    assert [one.student for one in found.students] == ["s01"]
+    assert found.notes == ()
     assert handed(tmp_path).notes == ()
 
 
@@ -95,7 +99,14 @@ def test_the_newest_of_two_counts_and_a_note_says_so(tmp_path):
     put(tmp_path, f"s01/{RING} (1).ipynb", ANSWER + "  # new", modified_s=2000)
     found = handed(tmp_path)
     assert found.answer.cells == ((f"{RING} (1).ipynb, cell 1", f"{ANSWER}  # new\n"),)
-    assert found.notes == (f"{RING}.ipynb and {RING} (1).ipynb are of one chapter: the newest, the last, counts.",)
+    assert found.notes == (
+        f"{RING} (1).ipynb counts, as the newer of 2 notebooks of chapter 06 ({RING}.ipynb does not).",
+    )
+    put(tmp_path, f"s01/old/{RING}.ipynb", modified_s=2000)
+    assert handed(tmp_path).notes == (
+        f"old/{RING}.ipynb counts, as the last by name of 3 notebooks, the newest of them equally old, of chapter 06 "
+        f"(s01/{RING}.ipynb and s01/{RING} (1).ipynb do not).",
+    )
 
 
 def test_a_newer_one_that_cannot_be_read_does_not_count(tmp_path):

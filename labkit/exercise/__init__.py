@@ -3,7 +3,7 @@
 from labkit.exercise.exercise import Case, Criterion, Exercise, Finding, Idea, Measure
 from labkit.exercise.gradebook import Gradebook
 from labkit.exercise.mark import mark
-from labkit.exercise.observation import Observation, Wait
+from labkit.exercise.observation import Observation, Outcome, Wait
 from labkit.exercise.result import CaseResult, Result, Status
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Idea",
     "Measure",
     "Observation",
+    "Outcome",
     "Result",
     "Status",
     "Wait",

@@ -18,6 +18,7 @@ class Gradebook:
         questions: question numbers, in order.
         results: by (student, question).
         remarks: what is to be said of a whole submission, by student, such as a notebook that cannot be read.
+        notes: what is to be said of the class as a whole, such as files that are no student's.
         sandbox: in words, behind what the answers ran.
         seed: the seed that drew the hidden cases.
     """
@@ -26,6 +27,7 @@ class Gradebook:
     questions: tuple[str, ...]
     results: Mapping[tuple[str, str], Result]
     remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     sandbox: str = ""
     seed: int = 0
 
@@ -40,6 +42,13 @@ class Gradebook:
     def of(self, student: str) -> Iterator[Result]:
         """A student's results, in question order."""
         return (self.results[student, question] for question in self.questions)
+
+    def said(self) -> Iterator[tuple[str, str, str]]:
+        """All that the grader noticed, as (student, question, remark); "" for all students, or all questions."""
+        yield from (("", "", one) for one in self.notes)
+        for student in self.students:
+            yield from ((student, "", one) for one in self.remarks.get(student, ()))
+            yield from ((student, result.question, one) for result in self.of(student) for one in result.notes)
 
     def score(self, student: str) -> int:
         """A student's points over all questions."""

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import fcntl
 import os
 import pathlib
@@ -11,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit import checks
-from labkit.errors import LabError, PlanError, text_of
-from labkit.exercise import Gradebook, Observation, Result, mark
+from labkit.errors import LabError, PlanError, listed, text_of
+from labkit.exercise import Gradebook, Observation, Outcome, Result, mark
 from labkit.grade import report
 from labkit.grade.kept import Kept
 from labkit.grade.limits import Limits
@@ -116,7 +117,7 @@ def run(
             kept = Kept(folder / RESULTS, seed=seed, limits=limits, sandbox=chosen.program)
         work = _Work(handed_in, kept, sandbox=sandbox, seed=seed, limits=limits)
         work.do(jobs, progress or (lambda _: None))
-        gradebook = _gradebook(handed_in, work, seed, chosen.words)
+        gradebook = _gradebook(handed_in, work, seed, chosen.words, questions)
         with _writing(folder):
             page = report.write(gradebook, folder)
     return Batch(gradebook=gradebook, page=page, failures=work.failures)
@@ -200,7 +201,9 @@ class _Work:
     def _graded(self, pair: _Pair, handed: Handed) -> str:
         exercise = checks.exercise(pair[1])
         if handed.unreadable:
-            result = _error(pair[1], handed.unreadable, self._seed)
+            result = _not_run(pair[1], "raised", handed.unreadable, self._seed)
+        elif handed.absent:
+            result = _not_run(pair[1], "missing", handed.absent, self._seed, handed.notes)
         else:
             result = grade(
                 exercise,
@@ -218,24 +221,38 @@ class _Work:
         return f"{' '.join(pair)}: {result.status}, {result.score} of {result.max_score}"
 
 
-def _error(question: str, why: str, seed: int) -> Result:
-    """The result of an answer that was not run."""
+def _not_run(question: str, outcome: Outcome, why: str, seed: int, notes: Sequence[str] = ()) -> Result:
+    """The result of an answer that was not run; the idea of one that ran and failed does not fit it."""
     exercise = checks.exercise(question)
     cases = exercise.cases(seed)
-    return mark(exercise, cases, [Observation(outcome="raised", message=why)] * len(cases))
+    seen = [Observation(outcome=outcome, message=why)] * len(cases)
+    return dataclasses.replace(mark(exercise, cases, seen, notes), idea=None)
 
 
-def _gradebook(handed_in: Submissions, work: _Work, seed: int, words: str) -> Gradebook:
+def _coverage(questions: Sequence[str] | None) -> tuple[str, ...]:
+    """Says of a report on some questions that it is none on all."""
+    if questions is None or not set(checks.QUESTIONS) - set(questions):
+        return ()
+    return (
+        f"this report covers {listed(questions)} alone: results of other questions are kept, and a run without "
+        "--questions shows all.",
+    )
+
+
+def _gradebook(
+    handed_in: Submissions, work: _Work, seed: int, words: str, questions: Sequence[str] | None
+) -> Gradebook:
     results = dict(work.results)
     remarks = {one.student: list(one.remarks) for one in handed_in.students}
     for (student, question), why in work.failures.items():
-        results[student, question] = _error(question, f"not graded, by no fault of the answer: {why}", seed)
+        results[student, question] = _not_run(question, "raised", f"not graded, by no fault of the answer: {why}", seed)
         remarks[student].append(f"{question} was not graded, by no fault of the answer: grade the folder again.")
     return Gradebook(
         students=tuple(one.student for one in handed_in.students),
         questions=handed_in.questions,
         results=results,
         remarks={student: tuple(said) for student, said in remarks.items() if said},
+        notes=(*handed_in.notes, *_coverage(questions)),
         sandbox=words,
         seed=seed,
     )

@@ -42,7 +42,8 @@ class Kept:
         write_text(self._path(student, question, handed), json.dumps(result.to_plain()))
 
     def _path(self, student: str, question: str, handed: Handed) -> pathlib.Path:
-        plain = [student, question, handed.answer.names, handed.answer.cells, handed.notes, handed.unreadable]
+        answer = [handed.answer.names, handed.answer.cells, handed.notes, handed.unreadable, handed.absent]
+        plain = [student, question, *answer]
         digest = hashlib.sha256(json.dumps([plain, self._beside], sort_keys=True).encode("ascii")).hexdigest()
         return self._folder / f"{digest}.json"
 

@@ -67,7 +67,7 @@ def class_page(gradebook: Gradebook, files: Mapping[str, str]) -> str:
         questions=_questions(gradebook),
         mistakes=_mistakes(gradebook),
         any_tried=any(was_tried(one) for one in gradebook.results.values()),
-        remarks=_remarks(gradebook),
+        remarks=list(gradebook.said()),
     )  # fmt: skip
 
 
@@ -208,15 +208,6 @@ def _mistakes(gradebook: Gradebook) -> list[dict[str, Any]]:
         for key, students in found.items()
     ]
     return sorted(rows, key=lambda row: (order[row["question"]], -len(row["students"]), row["message"]))
-
-
-def _remarks(gradebook: Gradebook) -> list[tuple[str, str, str]]:
-    """(student, question or "", remark) of everything that the grader noticed."""
-    rows = []
-    for student in gradebook.students:
-        rows += [(student, "", one) for one in gradebook.remarks.get(student, ())]
-        rows += [(student, result.question, one) for result in gradebook.of(student) for one in result.notes]
-    return rows
 
 
 def _cases(result: Result) -> tuple[list[CaseResult], list[tuple[str, int, int, str]]]:

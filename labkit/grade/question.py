@@ -55,8 +55,7 @@ def grade(
     cases = exercise.cases(seed)
     absent = [name for name in answer.names if not any(name in source for _, source in answer.cells)]
     if absent:
-        nothing = Observation(outcome="missing", message=f"{' and '.join(absent)} is not defined.")
-        return mark(exercise, cases, [nothing] * len(cases), notes)
+        return mark(exercise, cases, [Observation.missing(absent)] * len(cases), notes)
     seen = _observe(answer, cases, sandbox, limits)
     return replace(mark(exercise, cases, seen, notes), seconds=time.monotonic() - began_s)
 

@@ -7,7 +7,9 @@
   and what cannot be seen in a name is written out, so that every row is one line.
 - `gradescope/<student>/results.json` is what Gradescope reads (`labkit.grade.gradescope`).
 - `results.json` is everything, in ASCII: `{"schema": "labkit.grades", "version": 1, "seed", "sandbox", "max_score",
-  "questions": [{"question", "title", "max_score"}], "students": [{"student", "file", "score", "remarks", "results"}]}`.
+  "remarks": [{"student", "question", "remark"}], "questions": [{"question", "title", "max_score"}],
+  "students": [{"student", "file", "score", "remarks", "results"}]}`. The remarks at the top are all that the grader
+  noticed; where "" stands for student or question, one concerns all of them.
   A result has the fields of `labkit.exercise.Result`, hidden cases with their inputs included. `file` is the name of
   the student's files: `student` itself where that can stand as one, else one made of it. Bytes of a name that are no
   UTF-8 stay as Python's `os.fsdecode` carries them, and a number that readers of JSON cannot take is a text ("nan",
@@ -95,6 +97,10 @@ def _everything(gradebook: Gradebook, files: dict[str, str]) -> dict[str, Any]:
         "seed": gradebook.seed,
         "sandbox": gradebook.sandbox,
         "max_score": gradebook.max_score,
+        "remarks": [
+            {"student": student, "question": question, "remark": remark}
+            for student, question, remark in gradebook.said()
+        ],
         "questions": [{"question": one.question, "title": one.title, "max_score": one.max_score} for one in first],
         "students": [
             {

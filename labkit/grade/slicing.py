@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from labkit.grade.reading import CodeCell
 from labkit.grade.statements import Statement, statements_of
 
-__all__ = ["Slice", "defines", "slice_answer"]
+__all__ = ["Slice", "defines", "functions", "slice_answer"]
 
 _CHECK = re.compile(r"^(.*-)?(check|try|text)$")
 
@@ -42,6 +42,12 @@ def defines(cells: Iterable[CodeCell], question: str, names: Iterable[str]) -> b
     """Whether a notebook is one for the question: it has a cell of it, or defines an answer."""
     wanted = set(names)
     return any(_is_of(cell, question) or wanted & _text_defines(cell, wanted) for cell in cells)
+
+
+def functions(cells: Iterable[CodeCell]) -> list[str]:
+    """The names of the functions that cells define, by the look of their text, each once and in order."""
+    found = (re.findall(r"^(?:async +)?def +(\w+)", cell.source, re.MULTILINE) for cell in cells)
+    return list(dict.fromkeys(name for names in found for name in names))
 
 
 def slice_answer(cells: Sequence[CodeCell], question: str, names: Sequence[str]) -> Slice:

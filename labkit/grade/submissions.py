@@ -2,25 +2,21 @@
 
 import os
 import pathlib
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from labkit import checks
-from labkit.errors import PlanError
-from labkit.exercise import Exercise
+from labkit.errors import PlanError, listed
+from labkit.exercise import Exercise, Observation
+from labkit.grade.entries import Entries, few, look
 from labkit.grade.reading import CodeCell, Unreadable, read_cells, shown
-from labkit.grade.slicing import defines, slice_answer
+from labkit.grade.slicing import defines, functions, slice_answer
 from labkit.trial import Answer
 
 __all__ = ["Handed", "Submission", "Submissions", "read"]
 
-MAX_DEPTH = 8
-MAX_FILES = 200
-_SKIPPED = frozenset({".ipynb_checkpoints", "__MACOSX"})
-_MOODLE = re.compile(r"^(?P<who>.+?_\d+)_assignsubmission_[a-z]+_(?P<file>.*)$")
-_CANVAS = re.compile(r"^(?P<who>[^_]+)(?:_LATE)?_(?P<number>\d{3,})_\d{3,}_(?P<file>.+)$")
+MAX_TOLD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +27,13 @@ class Handed:
         answer: the cells that define it; none when it is not there.
         notes: how they were chosen.
         unreadable: why there may be an answer that cannot be read; "" when all was read.
+        absent: what is missing of it; "" when all functions are there.
     """
 
     answer: Answer
     notes: tuple[str, ...] = ()
     unreadable: str = ""
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +47,17 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submissions:
-    """A class: its students, in the order of their names, and the questions that all are graded on."""
+    """A class.
+
+    Attributes:
+        students: in the order of their names.
+        questions: those that all are graded on.
+        notes: what is to be said of the folder, such as files that are no student's.
+    """
 
     students: tuple[Submission, ...]
     questions: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,20 +74,13 @@ class _Notebook:
         return self.named | self.held
 
 
-@dataclass(slots=True, kw_only=True)
-class _Found:
-    """Files of one student, as the folder holds them."""
-
-    paths: list[pathlib.Path] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-
 def read(folder: str | os.PathLike[str], questions: Sequence[str] | None = None) -> Submissions:
     """Find students and their answers.
 
     A student is a folder, with notebooks at any depth, or files such as `s01.ipynb`, `s01_06_ring_and_tree.ipynb` or
-    what Moodle and Canvas name them. Links are not followed; checkpoints are left out. The chapter of a notebook is
-    told by its cells and its name. Of two notebooks of a chapter the newest that can be read counts.
+    what Moodle and Canvas name them. Links are not followed; checkpoints are left out. An archive is a student with a
+    remark. The chapter of a notebook is told by its cells and its name. Of two notebooks of a chapter the newest that
+    can be read counts.
 
     Args:
         folder: where the submissions are.
@@ -95,9 +93,12 @@ def read(folder: str | os.PathLike[str], questions: Sequence[str] | None = None)
     if not root.is_dir():
         raise PlanError(f"{root} is no folder: it holds a folder, or a notebook, for each student.")
     known = {question: checks.exercise(question) for question in (checks.QUESTIONS if questions is None else questions)}
-    students = _students(root)
-    if not students:
-        raise PlanError(f"{root} holds no submission: a student is a folder with notebooks, or a file NAME.ipynb.")
+    found = look(root, _chapters())
+    students = found.students
+    if not any(one.paths for one in students.values()):
+        raise PlanError(
+            f"{root} holds no submission: a student is a folder with notebooks, or a file NAME.ipynb. {_there(found)}"
+        )
     read_in = {name: [_notebook(path, known.values()) for path in one.paths] for name, one in students.items()}
     if questions is None:
         occurring = {chapter for notebooks in read_in.values() for one in notebooks for chapter in one.chapters}
@@ -108,67 +109,29 @@ def read(folder: str | os.PathLike[str], questions: Sequence[str] | None = None)
     submissions = (
         Submission(
             student=names[name],
-            handed={question: _handed(one, read_in[name]) for question, one in known.items()},
+            handed={question: _handed(one, read_in[name], students[name].remarks) for question, one in known.items()},
             remarks=(*students[name].remarks, *_remarks(read_in[name]), *_alike(name, students)),
         )
         for name in students
     )
-    return Submissions(students=tuple(sorted(submissions, key=lambda one: one.student)), questions=tuple(known))
+    return Submissions(
+        students=tuple(sorted(submissions, key=lambda one: one.student)),
+        questions=tuple(known),
+        notes=(f"at the top of the folder, not looked at: {few(found.strays)}.",) if found.strays else (),
+    )
 
 
-def _students(root: pathlib.Path) -> dict[str, _Found]:
-    found: dict[str, _Found] = {}
-    chapters = sorted(_chapters(), key=len, reverse=True)
-    for entry in sorted(os.scandir(root), key=lambda one: one.name):
-        if entry.name.startswith(".") or entry.name in _SKIPPED:
-            continue
-        is_notebook = entry.name.endswith(".ipynb")
-        if entry.is_symlink() and (is_notebook or entry.is_dir()):
-            name = _owner(entry.name, chapters)
-            found.setdefault(name, _Found()).remarks.append(f"{shown(entry.name)} is a link: links are not followed.")
-        elif entry.is_dir(follow_symlinks=False):
-            one = found.setdefault(_owner(entry.name, ()), _Found())
-            _collect(pathlib.Path(entry.path), one)
-        elif is_notebook:
-            found.setdefault(_owner(entry.name, chapters), _Found()).paths.append(pathlib.Path(entry.path))
-    return found
+def _there(found: Entries) -> str:
+    """What a folder without any notebook holds."""
+    said = [f"{shown(name)}: {remark}" for name, one in sorted(found.students.items()) for remark in one.remarks]
+    if found.strays:
+        said.append(f"{few(found.strays)} {'is none' if len(found.strays) == 1 else 'are none'}.")
+    more = f" ({len(said) - MAX_TOLD} more like this)" if len(said) > MAX_TOLD else ""
+    return " ".join(said[:MAX_TOLD]) + more if said else "There is nothing to grade in it."
 
 
 def _chapters() -> set[str]:
     return {checks.exercise(question).chapter for question in checks.QUESTIONS}
-
-
-def _owner(name: str, chapters: Iterable[str]) -> str:
-    """Whose a file or folder is, by its name."""
-    if match := _MOODLE.match(name):
-        return match["who"]
-    stem = name.removesuffix(".ipynb")
-    if name != stem and (match := _CANVAS.match(stem)):
-        return f"{match['who']}_{match['number']}"
-    for chapter in chapters:
-        who, found, _ = stem.partition(chapter)
-        if found and who.rstrip("_- "):
-            return who.rstrip("_- ")
-    return stem if name != stem and stem else name
-
-
-def _collect(folder: pathlib.Path, found: _Found) -> None:
-    """The notebooks below a student's folder."""
-
-    def failed(error: OSError) -> None:
-        found.remarks.append(f"{shown(str(error.filename))} cannot be opened: {error.strerror}.")
-
-    for here, folders, files in os.walk(folder, onerror=failed):
-        at = pathlib.Path(here)
-        deep = len(at.relative_to(folder).parts) >= MAX_DEPTH
-        folders[:] = [] if deep else sorted(one for one in folders if one not in _SKIPPED)
-        for name in sorted(files):
-            if not name.endswith(".ipynb") or name.startswith("._"):
-                continue
-            if len(found.paths) == MAX_FILES:
-                found.remarks.append(f"it holds more than {MAX_FILES} notebooks: only the first were looked at.")
-                return
-            found.paths.append(at / name)
 
 
 def _notebook(path: pathlib.Path, exercises: Iterable[Exercise]) -> _Notebook:
@@ -183,7 +146,7 @@ def _notebook(path: pathlib.Path, exercises: Iterable[Exercise]) -> _Notebook:
     return _Notebook(path=path, named=named, held=held, modified_s=modified_s, cells=cells)
 
 
-def _handed(exercise: Exercise, notebooks: Sequence[_Notebook]) -> Handed:
+def _handed(exercise: Exercise, notebooks: Sequence[_Notebook], remarks: Sequence[str]) -> Handed:
     nothing = Answer(names=exercise.answers)
     chapter = exercise.chapter
     ours = sorted(
@@ -195,15 +158,51 @@ def _handed(exercise: Exercise, notebooks: Sequence[_Notebook]) -> Handed:
     if good:
         newest = good[-1]
         part = slice_answer(newest.cells, exercise.question, exercise.answers)
-        others = [shown(one.path.name) for one in good[:-1]]
-        note = [f"{' and '.join([*others, shown(newest.path.name)])} are of one chapter: the newest, the last, counts."]
         return Handed(
-            answer=Answer(names=exercise.answers, cells=part.cells), notes=(*(note if others else ()), *part.notes)
+            answer=Answer(names=exercise.answers, cells=part.cells),
+            notes=(*_which(exercise, good), *part.notes),
+            absent=_absent(exercise, newest, part.cells),
         )
     unread = ours or [one for one in notebooks if one.why and not one.chapters]
     if unread:
         return Handed(answer=nothing, unreadable=f"{shown(unread[-1].path.name)} cannot be read: {unread[-1].why}")
-    return Handed(answer=nothing)
+    if not notebooks:
+        return Handed(answer=nothing, absent=" ".join(remarks))
+    there = few([one.path.name for one in notebooks])
+    return Handed(
+        answer=nothing,
+        absent=f"no notebook of chapter {_number(chapter)} was handed in ({chapter}.ipynb): there is {there}.",
+    )
+
+
+def _which(exercise: Exercise, good: Sequence[_Notebook]) -> Iterator[str]:
+    """Which of several notebooks of a chapter counts: the last of them."""
+    *others, newest = good
+    if not others:
+        return
+    names = [one.path.name for one in good]
+    if len(set(names)) < len(names):
+        names = [f"{one.path.parent.name}/{one.path.name}" for one in good]
+    *left, counts = [shown(name) for name in names]
+    why = f"as the {'newer' if len(good) == 2 else 'newest'} of {len(good)} notebooks"
+    if others[-1].modified_s == newest.modified_s:
+        why = f"as the last by name of {len(good)} notebooks, the newest of them equally old,"
+    does = "does" if len(left) == 1 else "do"
+    yield f"{counts} counts, {why} of chapter {_number(exercise.chapter)} ({listed(left)} {does} not)."
+
+
+def _absent(exercise: Exercise, notebook: _Notebook, cells: Sequence[tuple[str, str]]) -> str:
+    """Which functions a notebook lacks, and which it has."""
+    absent = [name for name in exercise.answers if not any(name in source for _, source in cells)]
+    if not absent:
+        return ""
+    found = functions(notebook.cells)
+    has = f"it defines {few(found)}" if found else "it defines no function"
+    return Observation.missing(absent, f" in {shown(notebook.path.name)}: {has}").message
+
+
+def _number(chapter: str) -> str:
+    return chapter.partition("_")[0]
 
 
 def _remarks(notebooks: Iterable[_Notebook]) -> Iterator[str]:

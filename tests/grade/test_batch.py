@@ -101,7 +101,8 @@ def test_an_ended_batch_keeps_what_is_done_and_leaves_nothing(tmp_path, reposito
     assert len(list((tmp_path / "report" / ".results").glob("*.json"))) == 1
     if ending == signal.SIGINT:
         assert process.returncode == 130
-        last = "labkit: stopped; 1 of 2 results are kept: the same command goes on from here."
+        last = "labkit: stopped; 1 of 2 results are kept, and no report of them is written yet: "
+        last += "the same command goes on from here and writes it."
         assert said.splitlines()[-1] == last
         assert "Traceback" not in said
 

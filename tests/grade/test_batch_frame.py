@@ -100,7 +100,10 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, graded, capsys):
         cli.main(["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--questions", "06.1"], {}) == 130
     )
     said = capsys.readouterr()
-    assert said.err.endswith("labkit: stopped; 1 of 2 results are kept: the same command goes on from here.\n")
+    assert said.err.endswith(
+        "labkit: stopped; 1 of 2 results are kept, and no report of them is written yet: the same command goes on from "
+        "here and writes it.\n"
+    )
     assert not (tmp_path / "out" / "index.html").exists()
 
 
@@ -155,6 +158,30 @@ def test_the_report_of_a_class_is_written(tmp_path, graded):
     done = run(tmp_path, jobs=3)
     assert done.page == tmp_path / "out" / "index.html"
     assert json.loads((tmp_path / "out" / "results.json").read_text())["students"][0]["score"] == 10
+
+
+def test_a_report_on_some_questions_says_so_and_a_student_without_a_notebook_has_a_row(tmp_path, graded, capsys):
+    put(tmp_path / "class", "s01")
+    for name in ("s02.zip", "answer.py"):
+        (tmp_path / "class" / name).write_text("")
+    arguments = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out")]
+    assert cli.main([*arguments, "--questions", "06.1"], {}) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "s02.zip is not a notebook: unpack it into a folder.",
+        "note: at the top of the folder, not looked at: answer.py.",
+        "note: this report covers 06.1 alone: results of other questions are kept, and a run without --questions shows",
+    ):
+        assert line in said
+    plain = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(one["student"], one["question"]) for one in plain["remarks"]] == [("", ""), ("", ""), ("s02", "")]
+    result = plain["students"][1]["results"][0]
+    assert (result["status"], result["score"], result["idea"]) == ("missing", 0, None)
+    assert result["message"] == "s02.zip is not a notebook: unpack it into a folder."
+    assert "All: at the top of the folder" in (tmp_path / "out" / "index.html").read_text()
+    assert len(graded) == 1
+    cli.main(arguments, {})
+    assert "this report covers" not in capsys.readouterr().out
 
 
 class Terminal(io.StringIO):
