@@ -135,6 +135,18 @@ def test_pace_refuses(value):
         Pace(forward_s=0.1, backward_s=value)
 
 
+def test_a_pace_of_each_stage():
+    pace = Pace(forward_s=[0.1, 0.2], backward_s=1)
+    assert (pace.forward_s, pace.backward_s) == ((0.1, 0.2), 1.0)
+    assert [pace.seconds(kind, 1) for kind in "FBIW"] == [0.2, 1.0, 0.5, 0.5]
+    pace.check_stages(2)
+    with pytest.raises(PlanError, match=r"Pace\.forward_s has 2 durations for 4 stages: give one for each stage"):
+        pace.check_stages(4)
+    for value in ([], [0.1, 0], (0.1, "1"), [[0.1]]):
+        with pytest.raises(PlanError, match=r"Pace\.backward_s"):
+            Pace(forward_s=0.1, backward_s=value)
+
+
 def test_devices():
     assert all(Hardware.preset(name).peak_flops("bf16") > Hardware.preset(name).peak_flops("fp32") for name in DEVICES)
     assert Hardware.find("NVIDIA H100 80GB HBM3") == Hardware.preset("h100")

@@ -33,7 +33,9 @@ PLANS = st.sampled_from(
         *(planning.build(Model.preset("tiny"), Layout.parse(text)) for text in ("dp1", "dp2 pp2", "tp2 bf16 gpipe m3")),
     ]
 )
-PACES = st.none() | st.builds(Pace, forward_s=st.floats(1e-6, 10), backward_s=st.floats(1e-6, 10))
+SECONDS = st.floats(1e-6, 10)
+DECLARED = SECONDS | st.lists(SECONDS, min_size=1, max_size=4)
+PACES = st.none() | st.builds(Pace, forward_s=DECLARED, backward_s=DECLARED)
 TRACES = st.builds(
     Trace, st.lists(EVENTS, max_size=8), st.sampled_from(["measured", "predicted"]), PLANS, PACES, st.booleans()
 )

@@ -310,8 +310,10 @@ _IDEAS = {
         "gradients, all_gather the weights.",
     ),
     "raised": Idea(
-        first="Collectives want tensors of equal size from every member, and no gradients recorded.",
-        further="Pad to N shards of ceil(n / N) before you communicate, and communicate `shard.detach()`.",
+        first="reduce_scatter takes a list of N tensors, one for each member, and fills one tensor; all_gather takes "
+        "one tensor and fills a list of N. All of them have the same size, and no gradients recorded.",
+        further="Pad to N shards of ceil(n / N) before you communicate: `list(padded.chunk(N))` is such a list. "
+        "Communicate `shard.detach()`.",
     ),
     "timeout": Idea(
         first="A collective is a meeting: every member calls the same ones in the same order.",

@@ -108,8 +108,10 @@ def _check(criterion: str, told: Mapping[str, Any], num_stages: int, num_microba
 
 def _read(told: Mapping[str, Any], num_stages: int, num_microbatches: int) -> list[list[Action]]:
     if "lists" not in told:
-        raise _Wrong(f"{told['refused']!s:.200}.", "form")
+        refused = f"{told['refused']!s:.200}"
+        raise _Wrong(refused if refused.endswith("?") else f"{refused}.", "form")
     lists = told["lists"]
+    _check_texts(lists)
     try:
         actions = read(lists, num_stages, num_microbatches)
     except PlanError as error:
@@ -121,6 +123,21 @@ def _read(told: Mapping[str, Any], num_stages: int, num_microbatches: int) -> li
     return actions
 
 
+def _check_texts(lists: Sequence[Sequence[str]]) -> None:
+    """Refuse what is no action at all: `read` would speak of kinds that 1F1B has no use for."""
+    for stage, line in enumerate(lists):
+        for text in line:
+            try:
+                parse(text)
+            except PlanError:
+                raise _Wrong(
+                    f"list {stage} holds {text!r}: an action is a stage, F or B, and a micro-batch, counted from 0, "
+                    f"such as '{stage}F0'.",
+                    "form",
+                    got=_shown(lists),
+                ) from None
+
+
 def _check_order(actions: list[list[Action]]) -> None:
     try:
         check_order(actions)
@@ -130,17 +147,17 @@ def _check_order(actions: list[list[Action]]) -> None:
 
 def _idea(lists: Sequence[Sequence[str]], num_stages: int, num_microbatches: int) -> str:
     """What to think about where a schedule is refused."""
+    actions = [[parse(text) for text in line] for line in lists]
+    all_of_it = [action for line in actions for action in line]
+    if any(action.microbatch >= num_microbatches or action.stage >= num_stages for action in all_of_it):
+        return "counted"
     if num_microbatches < num_stages:
         return "few"
-    try:
-        actions = [[parse(text) for text in line] for line in lists]
-    except PlanError:
-        return "form"
     if any(action.stage != stage for stage, line in enumerate(actions) for action in line):
         return "stage"
     wanted = sorted(action for line in gpipe(num_stages, num_microbatches) for action in line)
     # All actions are there, so they wait for each other.
-    return "deadlock" if sorted(action for line in actions for action in line) == wanted else "complete"
+    return "deadlock" if sorted(all_of_it) == wanted else "complete"
 
 
 def _check_memory(actions: list[list[Action]]) -> Measure:
@@ -249,6 +266,10 @@ _IDEAS = {
     "form": Idea(
         first="A schedule is plain data: a list with one list for each stage, and in it texts such as '2F0'.",
         further='Write the stage, then F or B, then the micro-batch, all counted from 0: f"{stage}F{microbatch}".',
+    ),
+    "counted": Idea(
+        first="Stages and micro-batches are counted from 0: of m micro-batches, the last is m - 1.",
+        further="range(m) gives 0 to m - 1. Look for a range that begins at 1, or for a + 1 in a text.",
     ),
     "stage": Idea(
         first="Every stage has a list of its own: list s holds only actions that begin with s.",

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -27,6 +28,7 @@ class Call:
         name: the function's name.
         number: grows by one with each call; an interrupt ends calls up to a number.
         ranks: where it runs, in rank order.
+        left: whether the one who waited for it gave up, and nobody else has it: its results are nobody's.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Call:
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.freed_s: float | None = None
+        self.left = False
         # From here on, what ranks raise is a consequence of being freed, not a cause.
         self.ending = False
         self._given_up: Exception | None = None
@@ -123,8 +126,10 @@ class Call:
         now = f"{ranks_text(missing)} did not finish {self.name} within {timeout_s:g} s"
         ahead = self._ahead(self)
         if ahead:
-            text = f"{now}: a rank runs one call at a time, and {' and '.join(ahead)} came first and is not over. "
-            text += "Wait for it (a training run ends with run.stop()), or end both with ranks.interrupt()."
+            one = len(ahead) == 1
+            text = f"{now}: a rank runs one call at a time, and {_earlier(ahead)} {'is' if one else 'are'} not over. "
+            text += f"Wait for {'it' if one else 'them'} (a training run ends with run.stop()), or end all of it with "
+            text += "ranks.interrupt()."
         else:
             text = f"{now} and still work on it. Wait longer, or free them with ranks.interrupt()."
         return RankTimeout(text, missing=missing, action=self.name)
@@ -232,6 +237,16 @@ class Call:
         fix = f"Bring it back with ranks.restart({first})." if len(lost) == 1 else "Bring them back with ranks.restart."
         signal_name = how[first] if how[first].startswith("SIG") else ""
         return RankLost(" ".join([*parts, fix]), rank=first, signal=signal_name, lost=lost)
+
+
+def _earlier(names: list[str]) -> str:
+    """Earlier calls by name.
+
+    >>> _earlier(["train", "try_ring", "try_ring"])
+    'an earlier call of train and 2 earlier calls of try_ring'
+    """
+    counts = Counter(names).items()
+    return " and ".join(f"{f'{n} earlier calls' if n > 1 else 'an earlier call'} of {name}" for name, n in counts)
 
 
 def _ended(how: str) -> str:

@@ -114,11 +114,11 @@ class Ranks:
             RankTimeout: not all ranks answered in time; they go on running.
         """
         call = self._submit(_name(fn), fn, args, kwargs, ranks, timeout_s)
-        return self._finish(call, timeout_s) if block else call
+        return self._answer(call, timeout_s) if block else call
 
     def run_cell(self, code: str, *, ranks: Iterable[int] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Run the text of a cell in the namespace of every rank (or of `ranks`), as `%%px` does."""
-        self._finish(self._submit_cell(code, ranks, timeout_s), timeout_s)
+        self._answer(self._submit_cell(code, ranks, timeout_s), timeout_s)
 
     def interrupt(self, *, force: bool = False, timeout_s: float = INTERRUPT_TIMEOUT_S) -> tuple[int, ...]:
         """End what runs on the ranks (a collective, a sleep, a lock, Python) and build new process groups.
@@ -188,6 +188,11 @@ class Ranks:
         self._crew.check()
         return tuple(call.name for call in self._crew.under_way())
 
+    def left_over(self) -> tuple[str, ...]:
+        """Those of `under_way` that nobody waits for any more: their `run` ended with RankTimeout, or by Ctrl-C."""
+        self._crew.check()
+        return tuple(call.name for call in self._crew.under_way() if call.left)
+
     def subscribe(self, topic: str, subscriber: Callable[[int, dict[str, Any]], None]) -> Callable[[], None]:
         """Have `subscriber(rank, message)` called, on a background thread, for what ranks report; returns the undo."""
         return self._crew.hub.subscribe(topic, subscriber)
@@ -230,6 +235,13 @@ class Ranks:
             if crew.stale and len(crew.alive()) == self.world_size:
                 self._freeing.rebuild()
             return crew.submit(name, fn, args, kwargs, targets)
+
+    def _answer(self, call: Call, timeout_s: float) -> list[Any]:
+        """What a call brings that nobody else can ask: without an answer it is left to itself."""
+        try:
+            return self._finish(call, timeout_s)
+        finally:
+            call.left = not call.done
 
     def _finish(self, call: Call, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
         try:

@@ -64,13 +64,13 @@ def _check(question: str, given: tuple[Any, ...], lent: Ranks | None, timeout_s:
         seen = Observation.missing(missing, f": run {'the cell of it' if len(missing) == 1 else 'their cells'}")
         cases = _visible(exercise, own_ranks.NUM_RANKS)
         return _checked(exercise, mark(exercise, cases[:1], [seen]), len(cases), ())
-    ranks = own_ranks.ready() if lent is None else _idle(lent)
+    ranks, freed = (own_ranks.ready(), ()) if lent is None else _idle(lent)
     cases = _visible(exercise, len(ranks))
     token = ranks.token
     answer = Answer(names=exercise.answers, functions=functions)
     result = _first_failure(exercise, cases, answer, ranks, timeout_s)
     rebuilt = lent is not None and ranks.token != token
-    return _checked(exercise, result, len(cases), _notes(result, cases, rebuilt=rebuilt))
+    return _checked(exercise, result, len(cases), _notes(result, cases, freed, rebuilt=rebuilt))
 
 
 def _first_failure(
@@ -120,15 +120,24 @@ def _visible(exercise: Exercise, num_ranks: int) -> tuple[Case, ...]:
     return fitting
 
 
-def _idle(ranks: Any) -> Ranks:
-    """The learner's ranks, once nothing else runs on them."""
+def _idle(ranks: Any) -> tuple[Ranks, tuple[str, ...]]:
+    """The learner's ranks, once nothing else runs on them, and the calls that were ended for that.
+
+    A call that nobody waits for any more is ended: a learner's try that hangs must not keep its check from saying why.
+    """
     if not isinstance(ranks, Ranks):
         raise PlanError(
             f"ranks={shown(ranks)} is of type {type(ranks).__name__}: what lk.cluster.start gave is needed. "
             "Use ranks=ranks, or leave it out: check then starts ranks of its own."
         )
     deadline = time.monotonic() + BUSY_S
+    freed: tuple[str, ...] = ()
     while busy := _busy(ranks):
+        if (left := ranks.left_over()) and left == ranks.under_way():
+            ranks.interrupt()
+            freed = tuple(dict.fromkeys([*freed, *left]))
+            deadline = time.monotonic() + BUSY_S
+            continue
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"{' and '.join(busy)} {'is' if len(busy) == 1 else 'are'} still going on these ranks: a rank runs one "
@@ -136,7 +145,7 @@ def _idle(ranks: Any) -> Ranks:
                 "then uses ranks of its own."
             )
         time.sleep(POLL_S)
-    return ranks
+    return ranks, freed
 
 
 def _busy(ranks: Ranks) -> list[str]:
@@ -157,8 +166,13 @@ def _busy(ranks: Ranks) -> list[str]:
     return list(dict.fromkeys([*ranks.under_way(), *names]))
 
 
-def _notes(result: Result, cases: Sequence[Case], *, rebuilt: bool) -> tuple[str, ...]:
+def _notes(result: Result, cases: Sequence[Case], freed: tuple[str, ...], *, rebuilt: bool) -> tuple[str, ...]:
     notes = []
+    if freed:
+        notes.append(
+            f"{' and '.join(freed)} {'was' if len(freed) == 1 else 'were'} still going on although nobody waited any "
+            "more, and ended by the check: a group or mesh of your own is to be made once more."
+        )
     if result.status == "crashed":
         notes.append("the lost rank has a new process: what it held is gone.")
     if rebuilt and _was_broken_off(result, len(cases[len(result.cases) - 1].members)):

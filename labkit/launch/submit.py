@@ -57,7 +57,7 @@ def train(
         clip_norm: the global gradient norm to clip to; None: do not clip.
         start: "fresh", or "live" to go on from the ranks' live state.
         data: a file or folder to train on as bytes; None: the Python standard library's source.
-        pace: declared durations: each forward and backward lasts at least so long.
+        pace: declared durations: each forward and backward lasts at least so long, on every or on each stage.
         trace: record what every rank does.
         block: wait for the end. Ctrl-C then ends the run, which `last_run(ranks)` still gives.
         progress: show one updating line while waiting.
@@ -87,6 +87,8 @@ def train(
         training = dataclasses.replace(training, data=find_data(training.data))
     check_are_ranks(ranks)
     check_plan(plan, len(ranks))
+    if pace is not None:
+        pace.check_stages(plan.layout.num_stages)
     if ranks.backend == "gloo":
         check_memory(plan, training.optimizer, psutil.virtual_memory().available)
     with _starting:

@@ -142,11 +142,16 @@ def _notes(trace: Trace, shown: Trace, window: Window) -> list[str]:
         f"bubble {percent_text(shown.bubble_fraction)}",
     ]
     if trace.pace is not None:
-        forward, backward = duration_text(trace.pace.forward_s), duration_text(trace.pace.backward_s)
+        forward, backward = _declared(trace.pace.forward_s), _declared(trace.pace.backward_s)
         notes.append(f"declared: forward {forward}, backward {backward}")
     if trace.origin != "predicted" and not trace.aligned:
         notes.append("clocks are not aligned: compare bars within a rank only")
     return notes
+
+
+def _declared(seconds: float | tuple[float, ...]) -> str:
+    """One duration for all stages, or that of each stage."""
+    return "/".join(map(duration_text, seconds)) if isinstance(seconds, tuple) else duration_text(seconds)
 
 
 def _height(num_ranks: int, figure: go.Figure) -> int:

@@ -22,8 +22,8 @@ class Pace:
     ranks, order, communication and waiting stay real while durations are as declared.
 
     Attributes:
-        forward_s: seconds of one forward.
-        backward_s: seconds of one backward; its halves, where a schedule splits it, take half of that each.
+        forward_s: seconds of one forward, for every stage or for each stage.
+        backward_s: seconds of one backward, likewise; its halves, where a schedule splits it, take half of that each.
 
     Raises:
         PlanError: a duration that is not a positive number, or above an hour.
@@ -32,23 +32,39 @@ class Pace:
     Pace(forward_s=0.05, backward_s=0.1)
     """
 
-    forward_s: float
-    backward_s: float
+    forward_s: float | tuple[float, ...]
+    backward_s: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
         for name in ("forward_s", "backward_s"):
-            seconds = number(f"Pace.{name}", getattr(self, name), below=3600.0, positive=True)
-            object.__setattr__(self, name, seconds)
+            given = getattr(self, name)
+            if isinstance(given, list | tuple) and given:
+                each = [number(f"Pace.{name}[{i}]", one, below=3600.0, positive=True) for i, one in enumerate(given)]
+                object.__setattr__(self, name, tuple(each))
+            else:
+                object.__setattr__(self, name, number(f"Pace.{name}", given, below=3600.0, positive=True))
 
-    def seconds(self, kind: str) -> float:
-        """Return the declared duration of a computation: F, B, I or W.
+    def check_stages(self, num_stages: int) -> None:
+        """Raise PlanError unless durations given for each stage are as many as the stages."""
+        for name in ("forward_s", "backward_s"):
+            declared_s = getattr(self, name)
+            if isinstance(declared_s, tuple) and len(declared_s) != num_stages:
+                raise PlanError(
+                    f"Pace.{name} has {len(declared_s)} durations for {num_stages} stages: give one for each stage, or "
+                    "one number for all."
+                )
 
-        >>> Pace(forward_s=0.05, backward_s=0.1).seconds("W")
+    def seconds(self, kind: str, stage: int) -> float:
+        """Return the declared duration of a stage's computation: F, B, I or W.
+
+        >>> Pace(forward_s=[0.05, 0.2], backward_s=0.1).seconds("F", 1)
+        0.2
+        >>> Pace(forward_s=0.05, backward_s=0.1).seconds("W", 0)
         0.05
         """
-        if kind == "F":
-            return self.forward_s
-        return self.backward_s if kind == "B" else self.backward_s / 2
+        declared_s = self.forward_s if kind == "F" else self.backward_s
+        whole_s = declared_s[stage] if isinstance(declared_s, tuple) else declared_s
+        return whole_s if kind in ("F", "B") else whole_s / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,8 +158,14 @@ def test_nccl_without_gpus_is_refused() -> None:
 
 def test_a_call_that_had_to_wait_names_what_came_first(ranks: Ranks) -> None:
     first = ranks.run(work.sleep_long, block=False)
-    with pytest.raises(lk.errors.RankTimeout, match=r"one call at a time, and sleep_long came first"):
+    with pytest.raises(lk.errors.RankTimeout, match=r"one call at a time, and an earlier call of sleep_long is not"):
         ranks.run(work.rank_number, timeout_s=1)
+    with pytest.raises(
+        lk.errors.RankTimeout, match=r"an earlier call of sleep_long and an earlier call of rank_number are"
+    ):
+        ranks.run(work.rank_number, timeout_s=0.1)
+    assert ranks.under_way() == ("sleep_long", "rank_number", "rank_number")
+    assert ranks.left_over() == ("rank_number", "rank_number")
     ranks.interrupt()
     assert first.done
     assert ranks.run(work.rank_number) == [0, 1, 2, 3]

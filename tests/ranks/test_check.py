@@ -293,6 +293,25 @@ def test_busy_ranks_are_left_to_what_runs_on_them(ranks: Ranks) -> None:
     assert call.result(LIMIT_S) == [None] * 4
 
 
+def test_a_call_that_nobody_waits_for_any_more_is_ended(ranks: Ranks) -> None:
+    for _ in range(2):
+        with pytest.raises(lk.errors.RankTimeout):
+            ranks.run(times_out, 600.0, timeout_s=0.2)
+    result = lk.grade.check("00.1", total, ranks=ranks)
+    assert result.passed, result
+    assert any(note.startswith("times_out was still going on although nobody waited") for note in result.notes)
+    assert lk.grade.check("00.1", total, ranks=ranks).notes == ()
+
+
+def test_a_call_that_somebody_waits_for_keeps_one_left_over_from_being_ended(ranks: Ranks) -> None:
+    with pytest.raises(lk.errors.RankTimeout):
+        ranks.run(times_out, 600.0, timeout_s=0.2)
+    held = ranks.run(times_out, 0.0, block=False)
+    assert "times_out is still going on these ranks" in lk.grade.check("00.1", total, ranks=ranks).message
+    assert not held.done
+    ranks.interrupt()
+
+
 def test_its_own_ranks_are_put_right(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_ranks, "_own", ranks)
     ranks.pause(1)

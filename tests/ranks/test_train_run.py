@@ -85,6 +85,16 @@ def test_a_paced_run_lasts_as_declared_and_says_so(ranks):
     assert min(e.duration_s for e in run.trace.events if e.kind == "B") >= 0.0399
 
 
+def test_a_pace_of_each_stage_is_kept_by_each(ranks):
+    pace = lk.spec.Pace(forward_s=(0.01, 0.03), backward_s=(0.02, 0.06))
+    trace = lk.launch.train(ranks, plan_of("pp2 1f1b m2"), 1, pace=pace, progress=False).trace
+    assert min(e.duration_s for e in trace.events if (e.kind, e.stage) == ("F", 1)) >= 0.0299
+    assert min(e.duration_s for e in trace.events if (e.kind, e.stage) == ("B", 1)) >= 0.0599
+    assert "declared: forward 10 ms/30 ms, backward 20 ms/60 ms" in lk.show.timeline(trace).layout.title.text
+    with pytest.raises(lk.errors.PlanError, match=r"2 durations for 1 stages"):
+        lk.launch.train(ranks, plan_of("dp2"), 1, pace=pace, progress=False)
+
+
 def test_without_tracing_there_are_losses_and_no_events(ranks):
     run = lk.launch.train(ranks, plan_of("dp2"), 3, trace=False, progress=False)
     assert (len(run.losses), run.trace.num_events) == (3, 0)

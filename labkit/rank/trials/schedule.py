@@ -62,11 +62,13 @@ def execute(
 
 
 def as_lists(value: Any) -> dict[str, Any]:
-    """A schedule as plain data under "lists", or under "refused" what it is instead of lists of text."""
-    if type(value) is not list:
+    """A schedule as plain data under "lists", or under "refused" what it is instead of lists (or tuples) of text."""
+    if value is None:
+        return {"refused": "the function returned None, not a list of lists: is there a return at its end?"}
+    if type(value) not in (list, tuple):
         return {"refused": f"the function returned a {type(value).__name__}, not a list of lists"}
     for place, line in enumerate(value):
-        if type(line) is not list:
+        if type(line) not in (list, tuple):
             return {"refused": f"list {place} is a {type(line).__name__}, not a list of texts"}
         for index, text in enumerate(line):
             if type(text) is not str or len(text) > MAX_TEXT:
@@ -75,7 +77,7 @@ def as_lists(value: Any) -> dict[str, Any]:
     num_actions = sum(map(len, value))
     if num_actions > MAX_ACTIONS:
         return {"refused": f"the lists hold {num_actions} actions, more than {MAX_ACTIONS}"}
-    return {"lists": value}
+    return {"lists": [list(line) for line in value]}
 
 
 def weights(stage: int, seed: int) -> Tensor:
