@@ -111,7 +111,7 @@ def _read(told: Mapping[str, Any], num_stages: int, num_microbatches: int) -> li
         refused = f"{told['refused']!s:.200}"
         raise _Wrong(refused if refused.endswith("?") else f"{refused}.", "form")
     lists = told["lists"]
-    _check_texts(lists)
+    _check_texts(lists, "few" if num_microbatches < num_stages else "form")
     try:
         actions = read(lists, num_stages, num_microbatches)
     except PlanError as error:
@@ -123,7 +123,7 @@ def _read(told: Mapping[str, Any], num_stages: int, num_microbatches: int) -> li
     return actions
 
 
-def _check_texts(lists: Sequence[Sequence[str]]) -> None:
+def _check_texts(lists: Sequence[Sequence[str]], idea: str) -> None:
     """Refuse what is no action at all: `read` would speak of kinds that 1F1B has no use for."""
     for stage, line in enumerate(lists):
         for text in line:
@@ -133,7 +133,7 @@ def _check_texts(lists: Sequence[Sequence[str]]) -> None:
                 raise _Wrong(
                     f"list {stage} holds {text!r}: an action is a stage, F or B, and a micro-batch, counted from 0, "
                     f"such as '{stage}F0'.",
-                    "form",
+                    idea,
                     got=_shown(lists),
                 ) from None
 
@@ -149,10 +149,10 @@ def _idea(lists: Sequence[Sequence[str]], num_stages: int, num_microbatches: int
     """What to think about where a schedule is refused."""
     actions = [[parse(text) for text in line] for line in lists]
     all_of_it = [action for line in actions for action in line]
-    if any(action.microbatch >= num_microbatches or action.stage >= num_stages for action in all_of_it):
-        return "counted"
     if num_microbatches < num_stages:
         return "few"
+    if any(action.microbatch >= num_microbatches or action.stage >= num_stages for action in all_of_it):
+        return "counted"
     if any(action.stage != stage for stage, line in enumerate(actions) for action in line):
         return "stage"
     wanted = sorted(action for line in gpipe(num_stages, num_microbatches) for action in line)

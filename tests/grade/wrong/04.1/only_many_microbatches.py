@@ -1,6 +1,6 @@
 # status: partial
 # score: 8
-# message: 4 stages, 2 micro-batches: '0B-1' is not an action: an action is stage, kind and micro-batch, such as '2F0' or '3SEND_F1', with kinds F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B.
+# message: 4 stages, 2 micro-batches: list 0 holds '0B-1': an action is a stage, F or B, and a micro-batch, counted from 0, such as '0F0'.
 
 
 def one_f_one_b(num_stages, num_microbatches):
