@@ -50,7 +50,7 @@ class Pace:
             declared_s = getattr(self, name)
             if isinstance(declared_s, tuple) and len(declared_s) != num_stages:
                 raise PlanError(
-                    f"Pace.{name} has {len(declared_s)} durations for {num_stages} stages: give one for each stage, or "
+                    f"Pace.{name} has {len(declared_s)} durations for {num_stages} stage{'s' * (num_stages != 1)}: give one for each stage, or "
                     "one number for all."
                 )
 

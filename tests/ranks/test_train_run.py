@@ -91,7 +91,7 @@ def test_a_pace_of_each_stage_is_kept_by_each(ranks):
     assert min(e.duration_s for e in trace.events if (e.kind, e.stage) == ("F", 1)) >= 0.0299
     assert min(e.duration_s for e in trace.events if (e.kind, e.stage) == ("B", 1)) >= 0.0599
     assert "declared: forward 10 ms/30 ms, backward 20 ms/60 ms" in lk.show.timeline(trace).layout.title.text
-    with pytest.raises(lk.errors.PlanError, match=r"2 durations for 1 stages"):
+    with pytest.raises(lk.errors.PlanError, match=r"2 durations for 1 stage:"):
         lk.launch.train(ranks, plan_of("dp2"), 1, pace=pace, progress=False)
 
 
