@@ -49,9 +49,10 @@ class Pace:
         for name in ("forward_s", "backward_s"):
             declared_s = getattr(self, name)
             if isinstance(declared_s, tuple) and len(declared_s) != num_stages:
+                stages = f"{num_stages} stage{'s' * (num_stages != 1)}"
                 raise PlanError(
-                    f"Pace.{name} has {len(declared_s)} durations for {num_stages} stage{'s' * (num_stages != 1)}: give one for each stage, or "
-                    "one number for all."
+                    f"Pace.{name} has {len(declared_s)} durations for {stages}: give one for each stage, or one number "
+                    "for all."
                 )
 
     def seconds(self, kind: str, stage: int) -> float:
