@@ -99,7 +99,7 @@ class Recorder:
 
     def end(self, kind: str, start: _Mark) -> None:
         """End a forward ("F") or backward ("B", or its halves "I" and "W"): sleep to the declared pace, record it."""
-        if self.pace is not None:
+        if self.pace is not None and self.stage is not None:
             self._sleep_until(start, self.pace.seconds(kind, self.stage))
         self.add(kind, start, microbatch=self.microbatch)
         self.microbatch, self.stage = None, self._only_stage
