@@ -23,7 +23,6 @@ from tests.ranks.kernel import Kernel
 pytestmark = pytest.mark.ranks
 
 LIMIT_S = 60.0
-SHORT_S = 2.0
 NEW_GROUPS = "the ranks have new process groups: a group or mesh of your own is to be made once more."
 
 
@@ -141,9 +140,10 @@ def test_what_one_rank_raises_is_told_and_nothing_in_it_is_markup(ranks: Ranks) 
 
 def test_a_hang_is_cut_off_and_says_where_every_rank_waits(ranks: Ranks) -> None:
     pids = ranks.pids
-    result = lk.grade.check("00.1", hangs, ranks=ranks, timeout_s=SHORT_S)
+    # Long enough for every rank to get to where it waits, on any machine.
+    result = lk.grade.check("00.1", hangs, ranks=ranks, timeout_s=10.0)
     assert (result.state, result.status) == ("not yet", "timeout")
-    assert result.message == "ranks 0 and 1 did not finish within 2 s."
+    assert result.message == "ranks 0 and 1 did not finish within 10 s."
     text = repr(result)
     assert "waits in recv at test_check.py, line " in text
     assert "waits in all_reduce at test_check.py, line " in text
