@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -20,6 +21,9 @@ hypothesis.settings.register_profile(
     "repeatable", deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(hypothesis.HealthCheck)
 )
 hypothesis.settings.load_profile("repeatable")
+
+# A shell that starts the suite in the background has it ignore Ctrl-C, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
