@@ -46,6 +46,8 @@ class FakeCall:
 class FakeRanks:
     """Answers like live ranks, when the test says so."""
 
+    backend = "gloo"
+
     def __init__(self, num_ranks=2, offsets=None):
         self.num_ranks, self.offsets = num_ranks, dict.fromkeys(range(num_ranks), 0.0) if offsets is None else offsets
         self.calls, self.told, self.listeners, self.states = [], [], {}, ["idle"] * num_ranks
