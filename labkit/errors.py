@@ -19,6 +19,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "RankTimeout",
     "ranks_text",
     "short_traceback",
+    "shorten_traceback",
     "text_of",
 ]
 
@@ -207,6 +209,11 @@ def short_traceback(error: BaseException) -> list[str]:
         lines.append(f"{place}, line {frame.lineno}: {frame.line}")
     text = text_of(error)
     return [*lines, f"{type(error).__name__}: {text}" if text else type(error).__name__]
+
+
+def shorten_traceback(error: BaseException) -> None:
+    """Have IPython show the notebook's lines of an error that is not the lab's own, not where in the lab it waited."""
+    error._render_traceback_ = partial(short_traceback, error)  # type: ignore[attr-defined]
 
 
 def text_of(error: BaseException) -> str:

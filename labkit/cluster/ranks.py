@@ -5,7 +5,6 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 from labkit.cluster import magics, status
@@ -13,7 +12,7 @@ from labkit.cluster.call import DEFAULT_TIMEOUT_S, Call
 from labkit.cluster.checks import check_rank, check_ranks, check_timeout, shown
 from labkit.cluster.crew import Crew
 from labkit.cluster.freeing import INTERRUPT_TIMEOUT_S, Freeing
-from labkit.errors import ClusterError, PlanError, short_traceback
+from labkit.errors import ClusterError, PlanError, shorten_traceback
 from labkit.wire.parcel import check_dotted
 
 
@@ -172,16 +171,11 @@ class Ranks:
 
         Agents answer while their main thread waits. A rank whose agent does not answer in time is left out.
         """
-        self._crew.check()
-        targets = check_ranks(ranks, self.world_size)
-        answers = self._crew.hub.ask(targets, "look", check_timeout(timeout_s))
-        return {rank: list(answer["stack"]) for rank, answer in answers.items()}
+        return {rank: list(answer["stack"]) for rank, answer in self._look(ranks, timeout_s).items()}
 
     def waiting_s(self, ranks: Iterable[int] | None = None, *, timeout_s: float = 1.0) -> dict[int, float]:
         """For how long each rank, in a call, has neither used a core nor queued for one; ranks that answer in time."""
-        self._crew.check()
-        answers = self._crew.hub.ask(check_ranks(ranks, self.world_size), "look", check_timeout(timeout_s))
-        return {rank: float(answer["waiting_s"]) for rank, answer in answers.items()}
+        return {rank: float(answer["waiting_s"]) for rank, answer in self._look(ranks, timeout_s).items()}
 
     def under_way(self) -> tuple[str, ...]:
         """The names of the calls that ranks have not answered yet, oldest first."""
@@ -260,9 +254,13 @@ class Ranks:
             yield
         except KeyboardInterrupt as error:
             self._freeing.quietly()
-            # IPython shows what this returns, not where in the lab the notebook waited.
-            error._render_traceback_ = partial(short_traceback, error)  # type: ignore[attr-defined]
+            shorten_traceback(error)
             raise
+
+    def _look(self, ranks: Iterable[int] | None, timeout_s: float) -> dict[int, dict[str, Any]]:
+        """What the agents of ranks see, of those that answer in time."""
+        self._crew.check()
+        return self._crew.hub.ask(check_ranks(ranks, self.world_size), "look", check_timeout(timeout_s))
 
     def _signal(self, rank: int, number: signal.Signals, *, paused: bool) -> None:
         self._crew.check()

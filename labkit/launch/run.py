@@ -4,10 +4,9 @@ import html
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabError, RankError, RankLost, RankTimeout, short_traceback
+from labkit.errors import LabError, RankError, RankLost, RankTimeout, shorten_traceback
 from labkit.launch.efficiency import Efficiency, efficiency, tokens_per_second
 from labkit.launch.progress import Line, Progress, progress_text
 from labkit.launch.record import Record
@@ -184,8 +183,7 @@ class Run:
             self._end_now()
             if line is not None:
                 line.update(self._progress_text(), final=True)
-            # IPython shows what this returns, not where in the lab the notebook waited.
-            error._render_traceback_ = partial(short_traceback, error)  # type: ignore[attr-defined]
+            shorten_traceback(error)
             raise
         if line is not None:
             line.update(self._progress_text(), final=True)

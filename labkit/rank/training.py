@@ -102,15 +102,21 @@ def _over_dp(stage: Transformer, plan: Plan, own: Mesh, recorder: Recorder) -> t
     has_shards = layout.tp > 1
     if layout.zero_stage >= 2:
         return data_parallel.shard(stage, own.shards, reshard=layout.reshards, has_shards=has_shards, recorder=recorder)
-    if layout.pp > 1 and not has_loop(plan):
-        return stage  # its gradients are added up when the schedule says that they are complete
+    if _adds_up_at_the_end(plan):
+        return stage
     return data_parallel.wrap(stage, own.device_mesh["dp"], has_shards=has_shards, recorder=recorder)
+
+
+def _adds_up_at_the_end(plan: Plan) -> bool:
+    """Whether gradients are added up over dp when the schedule says that they are complete, and not by a wrapper."""
+    layout = plan.layout
+    return layout.pp > 1 and layout.dp > 1 and layout.zero_stage < 2 and not has_loop(plan)
 
 
 def _pipeline(
     nets: Sequence[torch.nn.Module], plan: Plan, own: Mesh, recorder: Recorder, loss_scale: float
 ) -> Pipeline:
-    adds_up = plan.layout.dp > 1 and plan.layout.zero_stage < 2 and not has_loop(plan)
+    adds_up = _adds_up_at_the_end(plan)
     piped = []
     for net, index in zip(nets, plan.stages(own.rank), strict=True):
         gradient_sum = data_parallel.GradientSum(net, own.group("dp"), recorder, index) if adds_up else None
