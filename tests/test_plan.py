@@ -195,12 +195,34 @@ def test_no_such_rank_axis_or_stage():
 def test_summary_shows_every_rank_or_elides():
     lines = built("dp2 tp2 pp2").summary().splitlines()
     assert len(lines) == 10
-    assert lines[0].startswith("dp2 tp2 pp2 1f1b m4 on 8 ranks (torch): 8 layers")
+    assert lines[0].startswith("dp2 tp2 pp2 1f1b m4 on 8 ranks, engine torch: 8 layers")
     assert lines[-1].split()[:5] == ["7", "1", "1", "1", "4-7"]
     assert len(built("dp64 tp6 pp8").summary().splitlines()) == 19
     page = built("pp8")._repr_html_()
     assert page.count("<tr>") == 9
     assert "<td>7</td>" in page
+
+
+def test_under_zero_the_summary_says_what_ranks_hold():
+    lines = built("dp4 zero3").summary().splitlines()
+    assert lines[1].split("  ")[-3:] == ["weights held", "gradients held", "states held"]
+    holding = built("dp4 zero3").holding(0)
+    assert lines[2].split()[-3:] == [f"{count:,}" for count in holding]
+    assert "<th>states held</th>" in built("dp4 zero1")._repr_html_()
+    assert "held" not in built("dp4").summary()
+
+
+@given(st.builds(small, **KINDS), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4, 6]), st.sampled_from([1, 2]))
+def test_shards_of_all_ranks_are_the_whole(model, zero_stage, num_shards, hybrid):
+    hybrid = hybrid if zero_stage > 1 else 1
+    plan = planning.build(model, Layout(dp=num_shards * hybrid, zero_stage=zero_stage, engine="torch", hybrid=hybrid))
+    holdings = [plan.holding(rank) for rank in range(num_shards)]
+    assert sum(one.optimizer for one in holdings) == model.num_parameters
+    assert plan.holding(plan.world_size - 1) == holdings[-1]
+    if zero_stage > 1:
+        assert sum(one.gradients for one in holdings) == model.num_parameters
+    expected = [one.optimizer for one in holdings] if zero_stage == 3 else [model.num_parameters] * num_shards
+    assert [one.parameters for one in holdings] == expected
 
 
 def test_a_plan_is_a_value():

@@ -1,7 +1,8 @@
 """Model x Layout -> Plan: groups, layers and actions of every rank; or a DeepSpeed configuration -> Plan."""
 
 from labkit.plan.build import build
+from labkit.plan.holding import Holding
 from labkit.plan.importing import Explanation, from_deepspeed
 from labkit.plan.plan import AXES, Placement, Plan
 
-__all__ = ["AXES", "Explanation", "Placement", "Plan", "build", "from_deepspeed"]
+__all__ = ["AXES", "Explanation", "Holding", "Placement", "Plan", "build", "from_deepspeed"]

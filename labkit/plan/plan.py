@@ -1,10 +1,12 @@
 """A model laid out over ranks: who holds which layers, which ranks form which group, who does what when."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.errors import PlanError
+from labkit.plan.holding import Holding, held, stage_shapes
 from labkit.plan.text import html_table, text_table
 from labkit.schedule import Action, stages_of
 from labkit.schedule import build as build_schedule
@@ -17,6 +19,7 @@ AXES = ("pp", "dp", "tp")
 """Axes of the mesh, outermost first: neighbouring ranks share a tensor-parallel group."""
 
 _COLUMNS = ("rank", "dp", "tp", "pp", "layers", "parameters")
+_HELD_COLUMNS = ("weights held", "gradients held", "states held")
 _MOST_ROWS = 16
 
 
@@ -213,7 +216,7 @@ class Plan:
         return self.model.tied_embeddings and self.num_stages > 1
 
     def num_parameters(self, rank: int) -> int:
-        """Return the parameters that a rank holds.
+        """Return the parameters of a rank's stages, its part of each matrix; ZeRO keeps fewer (`holding`).
 
         Matrices, column biases and vocabulary tables are split over tp; norms, row biases and learned positions are
         not. With tied embeddings and several stages the last stage holds its own copy of the matrix.
@@ -224,10 +227,31 @@ class Plan:
         >>> _example("dp1").num_parameters(0) == Model.preset("tiny").num_parameters
         True
         """
-        return sum(_stage_parameters(self, stage) for stage in self.stages(rank))
+        return sum(math.prod(shape) for shape in self._shapes(rank))
+
+    def holding(self, rank: int) -> Holding:
+        """Return how much of its parameters, gradients and optimizer states a rank keeps, in elements.
+
+        Raises:
+            PlanError: no such rank.
+
+        >>> _example("dp4").holding(0)
+        Holding(parameters=803968, gradients=803968, optimizer=803968)
+        >>> _example("dp4 zero2").holding(0)
+        Holding(parameters=803968, gradients=200992, optimizer=200992)
+        >>> _example("dp4 zero3").holding(0)
+        Holding(parameters=200992, gradients=200992, optimizer=200992)
+        """
+        return held(self.layout, self.engine, self._shapes(rank), self.placement(rank).dp_rank)
+
+    def _shapes(self, rank: int) -> list[tuple[int, ...]]:
+        model, tp = self.model, self.layout.tp
+        return [shape for stage in self.stages(rank) for shape in stage_shapes(model, self.layers(stage), tp)]
 
     def summary(self) -> str:
         """Return a text table of each rank's place, layers and parameters; past 16 ranks, the first 15 and the last.
+
+        Under ZeRO also what of them the rank holds (`holding`).
 
         >>> for line in _example("dp2").summary().splitlines()[1:]:
         ...     print(line)
@@ -235,13 +259,13 @@ class Plan:
            0   0   0   0     0-3     803,968
            1   1   0   0     0-3     803,968
         """
-        return text_table(str(self), _COLUMNS, self._rows())
+        return text_table(str(self), self._columns(), self._rows())
 
     def __str__(self) -> str:
-        return f"{self.layout} on {self.world_size} ranks ({self.engine}): {self.model}"
+        return f"{self.layout} on {self.world_size} ranks, engine {self.engine}: {self.model}"
 
     def _repr_html_(self) -> str:
-        return html_table(str(self), _COLUMNS, self._rows())
+        return html_table(str(self), self._columns(), self._rows())
 
     def _rank(self, rank: object) -> int:
         if isinstance(rank, int) and not isinstance(rank, bool) and rank >= self.world_size:
@@ -251,9 +275,12 @@ class Plan:
             )
         return whole("rank", rank, minimum=0, maximum=self.world_size - 1)
 
+    def _columns(self) -> tuple[str, ...]:
+        return _COLUMNS + (_HELD_COLUMNS if self.layout.zero_stage else ())
+
     def _rows(self) -> list[list[str]]:
         size = self.world_size
-        gap = ["…"] * len(_COLUMNS)
+        gap = ["…"] * len(self._columns())
         if size <= _MOST_ROWS:
             return [self._row(rank) for rank in range(size)]
         return [*(self._row(rank) for rank in range(_MOST_ROWS - 1)), gap, self._row(size - 1)]
@@ -263,7 +290,8 @@ class Plan:
         spans = [self.layers(stage) for stage in self.stages(rank)]
         layers = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
         names = (rank, place.dp_rank, place.tp_rank, place.pp_rank, layers)
-        return [*(str(name) for name in names), f"{self.num_parameters(rank):,}"]
+        counts = (self.num_parameters(rank), *(self.holding(rank) if self.layout.zero_stage else ()))
+        return [*(str(name) for name in names), *(f"{count:,}" for count in counts)]
 
 
 @lru_cache(maxsize=64)
@@ -277,21 +305,3 @@ def _actions(
 def _example(text: str) -> Plan:
     """A plan for the examples above."""
     return Plan(model=Model.preset("tiny"), layout=Layout.parse(text))
-
-
-def _stage_parameters(plan: Plan, stage: int) -> int:
-    model, tp = plan.model, plan.layout.tp
-    table = model.vocab_size * model.d_model // tp
-    total = len(plan.layers(stage)) * _layer_parameters(model, tp)
-    if stage == 0:
-        total += table + (model.seq_len * model.d_model if model.position == "learned" else 0)
-    if stage == plan.num_stages - 1:
-        total += model.num_norm_parameters
-        if not model.tied_embeddings or plan.num_stages > 1:
-            total += table
-    return total
-
-
-def _layer_parameters(model: Model, tp: int) -> int:
-    whole_on_each = 2 * model.num_norm_parameters + (2 * model.d_model if model.bias else 0)
-    return whole_on_each + (model.num_layer_parameters - whole_on_each) // tp
