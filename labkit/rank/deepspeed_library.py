@@ -1,0 +1,113 @@
+"""DeepSpeed inside a rank: loaded quietly, with operations compiled beforehand, and made to forget dead groups.
+
+DeepSpeed keeps process groups in variables of its modules. After the ranks' groups were built anew these are dead, and
+it cannot initialise again before they are reset; whoever tears groups down has `forget_groups` called.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NoReturn
+
+from labkit import compiled
+from labkit.errors import LabError
+from labkit.rank import groups
+
+# Only inference uses it (`inference_all_reduce`), and it makes files in /dev/shm that outlive a killed rank.
+_UNUSED = "deepspeed_shm_comm"
+
+# Variables that hold a group, or what holds one, besides those that DeepSpeed releases by a function of its own.
+_HOLDERS = {
+    "deepspeed.comm.comm": ("cdb", "nccl_backend", "mpi_backend", "ccl_backend", "hccl_backend"),
+    "deepspeed.runtime.pipe.p2p": ("_groups", "_grid"),
+    "deepspeed.runtime.activation_checkpointing.checkpointing": ("mpu", "mp_group"),
+}
+
+
+def load() -> ModuleType:
+    """Import DeepSpeed without its wall of warnings, once; the accelerator is that of this rank's device.
+
+    Its operations come from the environment. One that is not there raises an error where DeepSpeed would compile it.
+
+    Raises:
+        LabError: DeepSpeed is not installed, or cannot be imported.
+    """
+    if "deepspeed" not in sys.modules:
+        os.environ.setdefault("DS_ACCELERATOR", groups.device().type)
+        os.environ.setdefault("LOCAL_RANK", "0")  # a rank sees one device
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(compiled.folder()))
+    with quiet():
+        try:
+            deepspeed = importlib.import_module("deepspeed")  # here, not above: it takes every rank a second
+            builder = importlib.import_module("deepspeed.ops.op_builder.builder").OpBuilder
+        except ImportError as error:
+            raise LabError(
+                f"DeepSpeed cannot be imported ({error}): the layout runs on it. Run `make lab`, or use a layout with "
+                "'torch' in its text."
+            ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__[_UNUSED] = False
+    builder.jit_load = _refuse_to_compile
+    for name in compiled.OPERATIONS:
+        if name != _UNUSED and name not in builder._loaded_ops and not compiled.why_not(name):
+            builder._loaded_ops[name] = _load_library(name)
+    return deepspeed
+
+
+def check_operation(name: str, what: str) -> None:
+    """Raise LabError unless an operation is there; `what` says who needs it."""
+    if why := compiled.why_not(name):
+        raise LabError(
+            f"DeepSpeed's operation {name} cannot be used: {why}. {what} needs it, and ranks never compile. Run "
+            "`labkit compile` (`make lab` does it too), then start the ranks again."
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Swallow what DeepSpeed prints and warns of; errors are raised as ever."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def forget_groups() -> None:
+    """Reset every variable in which DeepSpeed keeps a process group, so that it can initialise again.
+
+    These are all of DeepSpeed 0.19.8; harmless where it was not loaded or has initialised nothing.
+    """
+    if "deepspeed" not in sys.modules:
+        return
+    sys.modules["deepspeed.utils.groups"]._release_process_group_references()  # type: ignore[attr-defined]
+    for name, variables in _HOLDERS.items():
+        other = sys.modules.get(name)
+        for variable in variables if other is not None else ():
+            setattr(other, variable, None)
+
+
+def _load_library(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, compiled.library(name))
+    if specification is None or specification.loader is None:
+        raise LabError(f"{compiled.library(name)} is no library that Python can load. Run `labkit compile`.")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def _refuse_to_compile(builder: Any, verbose: bool = True) -> NoReturn:
+    """Stands in for DeepSpeed's compilation on first use, which takes minutes and waits on locks of killed builds."""
+    check_operation(builder.name, "What was called")
+    raise LabError(
+        f"DeepSpeed's operation {builder.name} is not one that labkit compiles: ranks never compile. Use what does "
+        "without it, such as torch's own optimizer (torch_adam)."
+    )
+
+
+groups.on_tear_down(forget_groups)
