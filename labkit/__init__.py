@@ -14,6 +14,7 @@ _SUBMODULES = frozenset(
         "exercise",
         "explain",
         "export",
+        "formats",
         "grade",
         "launch",
         "measure",

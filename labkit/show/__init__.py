@@ -1,9 +1,21 @@
 """Pictures of values: a trace, losses, grades or comparisons in, a plotly figure out. No process, no torch."""
 
+from labkit.show.bits import bits, ranges
 from labkit.show.grades import grade_criteria, grade_statuses, grade_times, grade_totals
 from labkit.show.losses import losses
 from labkit.show.matrix import parity
 from labkit.show.memory import memory
 from labkit.show.timeline import timeline
 
-__all__ = ["grade_criteria", "grade_statuses", "grade_times", "grade_totals", "losses", "memory", "parity", "timeline"]
+__all__ = [
+    "bits",
+    "grade_criteria",
+    "grade_statuses",
+    "grade_times",
+    "grade_totals",
+    "losses",
+    "memory",
+    "parity",
+    "ranges",
+    "timeline",
+]
