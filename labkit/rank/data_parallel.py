@@ -5,7 +5,7 @@ under tensor parallelism torch's composable `replicate`), or each a shard of the
 loss is scaled by the share of the global batch beforehand, so sums are means.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.rank.model import Transformer, mean_loss
+from labkit.rank.model import Transformer
 from labkit.rank.recorder import Recorder, num_bytes
 
 GROUP = "dp"
@@ -210,6 +210,7 @@ class Accumulation:
 
     Args:
         net: the wrapped model.
+        loss: a micro-batch's mean of logits and targets.
         num_microbatches: into how many the rank's samples are split.
         loss_scale: 1 / (micro-batches of all dp ranks).
         recorder: gets forwards and backwards.
@@ -219,6 +220,7 @@ class Accumulation:
     def __init__(
         self,
         net: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
         num_microbatches: int,
         loss_scale: float,
         recorder: Recorder,
@@ -226,6 +228,7 @@ class Accumulation:
         keeps_gathered: bool = False,
     ) -> None:
         self._net = net
+        self._loss = loss
         self._keeps_gathered = keeps_gathered
         self._num_microbatches = num_microbatches
         self._loss_scale = loss_scale
@@ -249,7 +252,7 @@ class Accumulation:
     def _microbatch(self, index: int, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         recorder = self._recorder
         start = recorder.begin(index)
-        loss = mean_loss(self._net(tokens_BS), targets_BS)
+        loss = self._loss(self._net(tokens_BS), targets_BS)
         if self._loss_scale != 1.0:
             loss = loss * self._loss_scale
         recorder.end("F", start)

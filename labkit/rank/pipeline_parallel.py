@@ -4,7 +4,7 @@ GPipe (Huang et al. 2019, arXiv 1811.06965) and 1F1B (Narayanan et al. 2019, Pip
 stage per rank and run in torch's own loops. Every other schedule is a list of actions that torch's runtime follows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from torch.distributed.pipelining.schedules import (
 
 from labkit.plan import Plan
 from labkit.rank.data_parallel import GradientSum
-from labkit.rank.model import mean_loss
 from labkit.rank.recorder import Recorder, num_bytes
 
 GROUP = "pp"
@@ -109,7 +108,8 @@ class Stage(PipelineStage):
         tokens = torch.empty(size, model.seq_len, dtype=torch.int64, device="meta")
         length = model.seq_len // (plan.layout.tp if plan.layout.sequence_parallel else 1)
         stream = torch.empty(size, length, model.d_model, device="meta", requires_grad=True)
-        logits = torch.empty(size, model.seq_len, model.vocab_size, device="meta", requires_grad=True)
+        vocabulary = model.vocab_size // plan.layout.tp
+        logits = torch.empty(size, model.seq_len, vocabulary, device="meta", requires_grad=True)
         super().__init__(
             net,
             index,
@@ -232,11 +232,15 @@ class Pipeline:
     Args:
         stages: this rank's stages, in the model's order.
         plan: gives schedule and micro-batches.
+        loss: a micro-batch's mean of logits and targets.
         loss_scale: 1 / (micro-batches of all dp ranks).
     """
 
-    def __init__(self, stages: Sequence[Stage], plan: Plan, loss_scale: float) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], plan: Plan, loss: Callable[[Tensor, Tensor], Tensor], loss_scale: float
+    ) -> None:
         self._stages = list(stages)
+        self._mean_loss = loss
         self._loss_scale = loss_scale
         self._schedule: PipelineScheduleSingle | Runtime
         if has_loop(plan):
@@ -247,7 +251,7 @@ class Pipeline:
             self._schedule = Runtime(self._stages, plan, loss_fn=self._loss, scale_grads=False)
 
     def _loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-        loss = mean_loss(logits_BSV, targets_BS) * self._loss_scale
+        loss = self._mean_loss(logits_BSV, targets_BS) * self._loss_scale
         self._stages[-1].end_forward()
         return loss
 

@@ -2,12 +2,17 @@
 
 Query, key, value, gate and up are split by columns; output and down by rows, whose partial sums one all-reduce adds; so
 attention and feed-forward each communicate once forward and once backward. The embedding and the head are split by
-vocabulary: the embedding's lookups are all-reduced, the head's logits all-gathered.
+vocabulary: the embedding's lookups are all-reduced, and the head's logits stay split, as the loss needs no more of them
+than three numbers for each token.
+
+Shapes: B micro-batch, S sequence, V vocabulary (whole here; each rank has its share).
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -17,13 +22,16 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.rank.model import Transformer
+from labkit.rank.model import Transformer, mean_loss
 from labkit.rank.recorder import Recorder, num_bytes
 
 GROUP = "tp"
+_ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
 
 
 def shard(stage: Transformer, mesh: DeviceMesh, recorder: Recorder, *, sequence: bool = False) -> dict[str, int]:
@@ -44,7 +52,12 @@ def shard(stage: Transformer, mesh: DeviceMesh, recorder: Recorder, *, sequence:
     if sequence:
         stage.sequence_part = (mesh.get_local_rank(), mesh.size())
     modules = dict(stage.named_modules())
-    closers = [close for name, style in styles.items() for close in _watch(modules[name], style, recorder, mesh.size())]
+    watched = {
+        name: style for name, style in styles.items() if name == "head" or not isinstance(style, ColwiseParallel)
+    }
+    closers = [
+        close for name, style in watched.items() for close in _watch(modules[name], style, recorder, mesh.size())
+    ]
     parallelize_module(stage, mesh, styles, src_data_rank=None)
     stage.tie()
     for close in closers:
@@ -58,13 +71,62 @@ def shard(stage: Transformer, mesh: DeviceMesh, recorder: Recorder, *, sequence:
     }
 
 
+class Loss:
+    """Cross-entropy over logits that are split over the vocabulary, by torch's `loss_parallel`.
+
+    For each token the ranks agree on the largest logit, on the sum of exponentials, and on the target's logit.
+
+    Args:
+        mesh: the tp axis.
+        recorder: gets the three all-reduces.
+    """
+
+    def __init__(self, mesh: DeviceMesh, recorder: Recorder) -> None:
+        self._mesh, self._recorder = mesh, recorder
+
+    def __call__(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        """Return the micro-batch's mean, whole on every rank.
+
+        Runs on: the ranks of a tp group at once, within `loss_over_shards`, as does the backward.
+        Communicates: three all-reduces of one fp32 number for each token.
+        """
+        split_BSV = DTensor.from_local(logits_BSV, self._mesh, [Shard(2)], run_check=False)
+        with _AllReduces(self._recorder) if self._recorder.on else nullcontext():
+            loss: DTensor = mean_loss(split_BSV, targets_BS)  # type: ignore[assignment]
+        return loss.to_local()
+
+
+def loss_over_shards(tp: int) -> AbstractContextManager[None]:
+    """Within it, where the vocabulary is split, DTensors compute cross-entropy and its gradient over their shards."""
+    return loss_parallel() if tp > 1 else nullcontext()
+
+
+class _AllReduces(TorchDispatchMode):  # type: ignore[misc]
+    """Records the all-reduces that DTensors make within it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let DTensors take their turn first: what they do inside comes here again."""
+        if DTensor in types:
+            return NotImplemented
+        start = self._recorder.mark() if func is _ALL_REDUCE else None
+        result = func(*args, **(kwargs or {}))
+        if func is _ALL_REDUCE:
+            torch.ops._c10d_functional.wait_tensor(result)
+            _add(self._recorder, "all_reduce", start, num_bytes(result))
+        return result
+
+
 def _styles(stage: Transformer, sequence: bool) -> dict[str, ParallelStyle]:
     stream = Shard(1) if sequence else Replicate()
     styles: dict[str, ParallelStyle] = {}
     if stage.embedding is not None:
         styles["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
     if stage.head is not None:
-        styles["head"] = ColwiseParallel(input_layouts=stream, output_layouts=Replicate())
+        styles["head"] = ColwiseParallel(input_layouts=stream)
     if sequence:
         styles |= {name: SequenceParallel(use_local_output=True) for name in _norms(stage)}
         if stage.positions is not None:
@@ -99,12 +161,9 @@ def _watch(module: nn.Module, style: ParallelStyle, recorder: Recorder, size: in
     if isinstance(style, PrepareModuleInput):
         return [_watch_input(module, recorder, size, split=_is_split((style.input_layouts or (None,))[0]))]
     if isinstance(style, RowwiseParallel):
-        return [_watch_output(module, "all_reduce", recorder, size, split=_is_split(style.output_layouts[0]))]
-    if isinstance(style, ColwiseParallel) and style.output_layouts[0].is_replicate():
-        return [
-            _watch_input(module, recorder, size, split=_is_split(style.input_layouts[0])),
-            _watch_output(module, "all_gather", recorder, size, split=False),
-        ]
+        return [_watch_output(module, recorder, size, split=_is_split(style.output_layouts[0]))]
+    if isinstance(style, ColwiseParallel):
+        return [_watch_input(module, recorder, size, split=_is_split(style.input_layouts[0]))]
     return []
 
 
@@ -112,7 +171,7 @@ def _is_split(layout: Placement | None) -> bool:
     return layout is not None and layout.is_shard()
 
 
-def _watch_output(module: nn.Module, kind: str, recorder: Recorder, size: int, *, split: bool) -> Callable[[], object]:
+def _watch_output(module: nn.Module, recorder: Recorder, size: int, *, split: bool) -> Callable[[], object]:
     """Parts of a sum become the sum; where the stream is split, each rank's part of it, and back by a gather."""
     start: list[Any] = [None]
 
@@ -125,7 +184,7 @@ def _watch_output(module: nn.Module, kind: str, recorder: Recorder, size: int, *
     def end(_module: nn.Module, _args: object, output: Tensor) -> None:
         if recorder.on:
             _finish(output)
-            name, times = ("reduce_scatter", size) if split else (kind, 1)
+            name, times = ("reduce_scatter", size) if split else ("all_reduce", 1)
             _add(recorder, name, start[0], times * num_bytes(output))
             if split and output.requires_grad:
                 output.register_hook(lambda _: start.__setitem__(0, recorder.mark()))

@@ -3,7 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from labkit.errors import LabError, ranks_text
 from labkit.plan import Plan
 from labkit.rank import data, data_parallel, groups, mesh, optimizer, report, state, tensor_parallel
 from labkit.rank.mesh import Mesh
-from labkit.rank.model import Transformer
+from labkit.rank.model import Transformer, mean_loss
 from labkit.rank.parameters import Weights, build_stage
 from labkit.rank.pipeline_parallel import Pipeline, Stage, has_loop
 from labkit.rank.recorder import Recorder
@@ -76,13 +76,14 @@ def build(plan: Plan, training: Training, own: Mesh) -> State:
         split |= tensor_parallel.shard(stage, own.device_mesh["tp"], recorder, sequence=layout.sequence_parallel)
     nets = [_over_dp(stage, plan, own, recorder) for stage in stages]
     weights = Weights(stages, plan, own, split)
+    loss = tensor_parallel.Loss(own.device_mesh["tp"], recorder) if layout.tp > 1 else mean_loss
     loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
     forward_backward: Pipeline | data_parallel.Accumulation
     if layout.pp > 1:
-        forward_backward = _pipeline(nets, plan, own, recorder, loss_scale)
+        forward_backward = _pipeline(nets, plan, own, recorder, loss, loss_scale)
     else:
         forward_backward = data_parallel.Accumulation(
-            nets[0], layout.num_microbatches, loss_scale, recorder, keeps_gathered=not layout.reshards
+            nets[0], loss, layout.num_microbatches, loss_scale, recorder, keeps_gathered=not layout.reshards
         )
     return State(
         plan=plan,
@@ -114,7 +115,12 @@ def _adds_up_at_the_end(plan: Plan) -> bool:
 
 
 def _pipeline(
-    nets: Sequence[torch.nn.Module], plan: Plan, own: Mesh, recorder: Recorder, loss_scale: float
+    nets: Sequence[torch.nn.Module],
+    plan: Plan,
+    own: Mesh,
+    recorder: Recorder,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    loss_scale: float,
 ) -> Pipeline:
     adds_up = _adds_up_at_the_end(plan)
     piped = []
@@ -130,7 +136,7 @@ def _pipeline(
             gradient_sum=gradient_sum,
         )
         piped.append(stage)
-    return Pipeline(piped, plan, loss_scale)
+    return Pipeline(piped, plan, loss, loss_scale)
 
 
 def _optimizer(
@@ -203,7 +209,8 @@ def step(live: State, training: Training, text: Tensor) -> tuple[float, float, b
         text, plan.model, plan.layout, seed=training.seed, step=live.step, dp_rank=weights.mesh.place.dp_rank
     )
     device = groups.device()
-    share = live.forward_backward(tokens.to(device), targets.to(device))
+    with tensor_parallel.loss_over_shards(plan.layout.tp):
+        share = live.forward_backward(tokens.to(device), targets.to(device))
     gradients = weights.collect_gradients()
     loss, squared_norm, num_stops = _agree(live, share, weights.squared_norm(gradients))
     norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan

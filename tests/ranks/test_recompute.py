@@ -62,7 +62,7 @@ def all_rows():
 def test_full_recomputation_repeats_the_all_reduce_inside_a_layer() -> None:
     for rank in range(2):
         for rows in all_rows()[rank]:
-            stream = [row for row in rows if row[0] == "all_reduce" and row[6] == "tp"]
+            sums = [row for row in rows if row[0] == "all_reduce" and row[6] == "tp"]
             # Embedding and head once; each of 4 layers twice forward and twice backward, and once more in between: the
-            # recomputation stops before the layer's last all-reduce, which no gradient needs.
-            assert len(stream) == 2 + 4 * (2 + 2 + 1)
+            # recomputation stops before the layer's last all-reduce, which no gradient needs. Three for the loss.
+            assert len(sums) == 2 + 4 * (2 + 2 + 1) + 3

@@ -24,9 +24,9 @@ def all_rows():
     return bare.run(record, 2)
 
 
-def test_every_all_reduce_is_a_reduce_scatter_and_an_all_gather_of_the_same_bytes():
+def test_every_all_reduce_of_a_layer_is_a_reduce_scatter_and_an_all_gather_of_the_same_bytes():
     stream = SAMPLES * MODEL.seq_len * MODEL.d_model * FP32_BYTES
-    logits = SAMPLES * MODEL.seq_len * MODEL.vocab_size * FP32_BYTES
+    per_token = SAMPLES * MODEL.seq_len * FP32_BYTES
     for rank in range(2):
         for rows in all_rows()[rank]:
             found = Counter((row[0], row[8]) for row in rows if row[6] == "tp")
@@ -35,5 +35,5 @@ def test_every_all_reduce_is_a_reduce_scatter_and_an_all_gather_of_the_same_byte
             assert found == {
                 ("reduce_scatter", stream): pairs,
                 ("all_gather", stream): pairs,
-                ("all_gather", logits): NUM_MICROBATCHES,
+                ("all_reduce", per_token): 3 * NUM_MICROBATCHES,
             }

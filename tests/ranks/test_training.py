@@ -336,14 +336,15 @@ def test_gradients_are_reduced_once_a_step_and_every_byte_of_them():
 
 def test_tensor_parallel_collectives_are_recorded_with_their_bytes():
     plan = plan_of("dp2 tp2 m2")
-    stream, logits = 16 * 32 * 4, 16 * 256 * 4
+    stream, per_token = 16 * 32 * 4, 16 * 4
     for rank in range(4):
         for rows in of("tensor", rank):
             for microbatch in range(2):
                 found = [(row[0], row[8]) for row in rows if row[6] == "tp" and row[5] == microbatch]
                 # Forward: embedding, and twice a layer; backward: twice a layer, and the head's input.
                 assert found.count(("all_reduce", stream)) == 1 + 2 * 4 + 2 * 4 + 1
-                assert found.count(("all_gather", logits)) == 1
+                # The loss: three numbers of each token, and no logits.
+                assert found.count(("all_reduce", per_token)) == len(found) - 18 == 3
             reduced = [row[8] for row in rows if row[0] == "all_reduce" and row[6] == "dp"]
             assert reduced == [4 * plan.num_parameters(rank)]
 
