@@ -1,4 +1,4 @@
-"""The command line: `labkit lab | doctor | explain | exercises | grade`. Parses and calls `commands`."""
+"""The command line: `labkit lab | doctor | compile | explain | exercises | grade`. Parses and calls `commands`."""
 
 import argparse
 import os
@@ -23,6 +23,12 @@ def parser() -> argparse.ArgumentParser:
     doctor = actions.add_parser("doctor", help="say what this machine can do and what is wrong with it")
     doctor.add_argument("--json", action="store_true", help="facts and findings as JSON")
     doctor.add_argument("--ranks", type=_count, default=4, help="how many ranks you want to run (default: 4)")
+    actions.add_parser(
+        "compile",
+        help="compile DeepSpeed's operations into this environment (make lab does it too)",
+        description="Compile the operations that DeepSpeed would compile at their first use: a minute or two, once. "
+        "Does nothing where they are there and fit.",
+    )
     _add_explain(actions)
     _add_exercises(actions)
     _add_grade(actions)
@@ -112,6 +118,8 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
             given = options.port or variables.get("PORT") or None
             browser = not options.no_browser and variables.get("NO_BROWSER", "") in {"", "0"}
             return commands.lab(port=given, browser=browser)
+        if options.action == "compile":
+            return commands.compile_operations()
         if options.action == "explain":
             return commands.explain(
                 file=options.file, as_json=options.json, world_size=options.world_size, model=options.model

@@ -7,13 +7,13 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from labkit import compiled, compiling, doctor_facts, notebook_server
 from labkit import doctor as examine
-from labkit import doctor_facts, notebook_server
 from labkit.errors import LabError
 from labkit.explain import explain as explain_file
 from labkit.grade import building
 
-__all__ = ["doctor", "exercises", "explain", "grade", "lab"]
+__all__ = ["compile_operations", "doctor", "exercises", "explain", "grade", "lab"]
 
 
 def lab(*, port: str | None, browser: bool) -> int:
@@ -28,6 +28,17 @@ def lab(*, port: str | None, browser: bool) -> int:
             raise LabError(f"PORT={port!r} is no port: it is a number from 1 to 65535. PORT=8888 is the usual one.")
         number = int(port)
     notebook_server.serve(port=number, browser=browser)
+    return 0
+
+
+def compile_operations() -> int:
+    """Compile DeepSpeed's operations where that is needed.
+
+    Raises:
+        LabError: it cannot be done here.
+    """
+    done = compiling.compile_operations()
+    print(f"DeepSpeed's operations are {'now' if done else 'already'} in {compiled.folder()}")
     return 0
 
 

@@ -55,6 +55,7 @@ def judge(facts: Facts, *, num_ranks: int = 4) -> list[Finding]:
         _cores(facts, num_ranks),
         _open_files(facts, num_ranks),
         _compiler(facts),
+        _operations(facts),
         _git(facts),
         _bubblewrap(facts),
     ]
@@ -257,6 +258,15 @@ def _compiler(facts: Facts) -> Finding:
         step = f"DeepSpeed builds its operators with them: apt-get install g++ python{version}-dev; `pip install ninja`"
         return Finding(topic="compiler", level="note", fact=f"missing: {', '.join(missing)}", next_step=step)
     return Finding(topic="compiler", level="fine", fact=f"{facts.compiler}, ninja, Python.h")
+
+
+def _operations(facts: Facts) -> Finding:
+    if facts.platform != "linux":
+        return Finding(topic="DeepSpeed", level="fine", fact="not used on this system: layouts run on torch")
+    if facts.operations:
+        fact = f"its operations are not compiled ({facts.operations}): layouts with offload:optimizer need them"
+        return Finding(topic="DeepSpeed", level="note", fact=fact, next_step="`labkit compile`; `make lab` does it too")
+    return Finding(topic="DeepSpeed", level="fine", fact="its operations are compiled")
 
 
 def _git(facts: Facts) -> Finding:

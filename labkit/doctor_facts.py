@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from labkit import compiled
+
 __all__ = ["Facts", "Gpu", "Torch", "gather", "parse_cpu_quota", "parse_driver_cuda", "parse_gpus"]
 
 PACKAGES = (
@@ -81,7 +83,10 @@ class Torch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The machine, as far as the lab cares. Sizes in bytes; texts are "" where a thing is missing."""
+    """The machine, as far as the lab cares. Sizes in bytes; texts are "" where a thing is missing.
+
+    `operations` says why DeepSpeed's compiled operations cannot be used, "" where they can.
+    """
 
     platform: str
     python: tuple[int, int, int]
@@ -105,6 +110,7 @@ class Facts:
     compiler: str
     ninja: str
     python_headers: bool
+    operations: str
     git: str
     bubblewrap: str
 
@@ -138,6 +144,7 @@ def gather() -> Facts:
         compiler=next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), ""),
         ninja=_tool("ninja"),
         python_headers=headers.exists(),
+        operations=next(filter(None, map(compiled.why_not, compiled.OPERATIONS)), ""),
         git=shutil.which("git") or "",
         bubblewrap=shutil.which("bwrap") or "",
     )

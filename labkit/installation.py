@@ -16,7 +16,7 @@ import types
 from dataclasses import dataclass
 from typing import NoReturn
 
-from labkit import pip_install
+from labkit import compiled, pip_install
 
 OLDEST = (3, 11)
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -196,6 +196,13 @@ def set_up(extras: str, torch_index: str) -> None:
             install(extras, torch_index)
 
 
+def compile_operations() -> None:
+    """Have DeepSpeed's operations compiled into `.venv`; where that cannot be, one line says so, and set-up goes on."""
+    if sys.platform == "linux" and not compiled.is_current(VENV):
+        python = str(VENV / "bin" / "python")
+        subprocess.run([python, "-m", "labkit", "compile"], env=environment(), cwd=REPOSITORY, check=False)
+
+
 def commands(action: str, arguments: list[str]) -> list[list[str]]:
     """The command lines of an action, inside `.venv`."""
     python = str(VENV / "bin" / "python")
@@ -215,7 +222,8 @@ def environment() -> dict[str, str]:
     """The environment of a shell that activated `.venv`."""
     path = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONHOME"}
-    return {**kept, "VIRTUAL_ENV": str(VENV), "PATH": path}
+    operations = os.environ.get("TORCH_EXTENSIONS_DIR", str(compiled.folder(VENV)))
+    return {**kept, "VIRTUAL_ENV": str(VENV), "PATH": path, "TORCH_EXTENSIONS_DIR": operations}
 
 
 def run_all(command_lines: list[list[str]]) -> int:
@@ -248,6 +256,7 @@ def main(arguments: list[str]) -> int:
         refuse(f"EXTRAS={','.join(sorted(unknown))} is unknown: there are {', '.join(sorted(known))}.")
     try:
         set_up(wanted, os.environ.get("TORCH_INDEX", ""))
+        compile_operations()
     except pip_install.InstallError as error:
         refuse(str(error))
     except KeyboardInterrupt:

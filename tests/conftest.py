@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import labkit as lk
+from labkit import compiled
 from labkit.cluster import Ranks
 
 # The same examples on every machine, however slow it is: a failure is one that anybody can repeat.
@@ -42,6 +43,10 @@ NEEDS = {
     "nbgrader": (
         lambda: importlib.util.find_spec("nbgrader") is not None,
         "no nbgrader here (EXTRAS=nbgrader make test)",
+    ),
+    "operations": (
+        lambda: not compiled.why_not("cpu_adam"),
+        "DeepSpeed's operations are not compiled here (labkit compile)",
     ),
     "gpu": (lambda: pathlib.Path("/dev/nvidia0").exists(), "no NVIDIA GPU here"),
 }

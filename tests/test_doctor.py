@@ -37,6 +37,7 @@ def laptop(**changes) -> Facts:
         compiler="/usr/bin/c++",
         ninja="/usr/bin/ninja",
         python_headers=True,
+        operations="",
         git="/usr/bin/git",
         bubblewrap="/usr/bin/bwrap",
     )
@@ -92,6 +93,8 @@ def test_a_good_machine_has_nothing_wrong(facts):
         (laptop(num_cores=2), "cores", "note", "2 for 4 ranks", "pace"),
         (laptop(max_open_files=256), "open files", "wrong", "256 allowed, 4 ranks may need 512", "ulimit -n 4096"),
         (laptop(compiler="", python_headers=False), "compiler", "note", "a C++ compiler, Python.h", "python3.11-dev"),
+        (laptop(operations="it is not in /x"), "DeepSpeed", "note", "not in /x", "labkit compile"),
+        (laptop(operations="it is not in /x", platform="darwin"), "DeepSpeed", "fine", "layouts run on torch", ""),
         (laptop(git=""), "git", "note", "missing", "git"),
         (laptop(bubblewrap=""), "sandbox", "note", "bubblewrap is missing", "apt-get install bubblewrap"),
         (laptop(bubblewrap="", platform="darwin"), "sandbox", "fine", "grade submissions on Linux", ""),
