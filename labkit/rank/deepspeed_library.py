@@ -1,7 +1,8 @@
 """DeepSpeed inside a rank: loaded quietly, with operations compiled beforehand, and made to forget dead groups.
 
 DeepSpeed keeps process groups in variables of its modules. After the ranks' groups were built anew these are dead, and
-it cannot initialise again before they are reset; whoever tears groups down has `forget_groups` called.
+it cannot initialise again before they are reset; whoever tears groups down has `forget_groups` called. It also numbers
+modules and parameters, process by process, and its ranks compare the numbers.
 """
 
 import contextlib
@@ -81,7 +82,8 @@ def quiet() -> Iterator[None]:
 def forget_groups() -> None:
     """Reset every variable in which DeepSpeed keeps a process group, so that it can initialise again.
 
-    These are all of DeepSpeed 0.19.8; harmless where it was not loaded or has initialised nothing.
+    These are all of DeepSpeed 0.19.8; harmless where it was not loaded or has initialised nothing. Its numbers begin
+    anew, for a rank that was restarted has none yet.
     """
     if "deepspeed" not in sys.modules:
         return
@@ -90,6 +92,27 @@ def forget_groups() -> None:
         other = sys.modules.get(name)
         for variable in variables if other is not None else ():
             setattr(other, variable, None)
+    number_from((0, 0))
+
+
+def numbers() -> tuple[int, int]:
+    """How many modules and parameters ZeRO-3 has numbered in this process: it refuses ranks that are not at the same.
+
+    Whoever has some of the ranks train without the others puts these numbers back afterwards, by `number_from`.
+    """
+    return _module_count()[0], sys.modules["deepspeed"].zero.Init.param_id
+
+
+def number_from(first: tuple[int, int]) -> None:
+    """Number the next modules and parameters from here on."""
+    _module_count()[0], sys.modules["deepspeed"].zero.Init.param_id = first
+
+
+def _module_count() -> list[int]:
+    """DeepSpeed keeps it as the default value of an argument."""
+    offload = sys.modules["deepspeed.runtime.zero.parameter_offload"].DeepSpeedZeRoOffload
+    (count,) = offload._register_deepspeed_module.__defaults__
+    return count  # type: ignore[no-any-return]
 
 
 def _load_library(name: str) -> ModuleType:

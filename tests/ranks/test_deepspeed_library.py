@@ -76,6 +76,13 @@ def test_it_initialises_again_after_the_groups_were_built_anew(ranks: lk.cluster
     assert all(new[0] <= old[0] and new[1] <= old[1] for new, old in zip(after, before, strict=True)), (before, after)
 
 
+def test_zero_3_trains_with_a_rank_that_was_restarted(own_ranks: lk.cluster.Ranks) -> None:
+    first = own_ranks.run(train, 3)
+    own_ranks.kill(2)
+    own_ranks.restart(2)
+    assert own_ranks.run(train, 3) == first
+
+
 def test_the_variables_that_are_reset_are_those_that_hold_groups(ranks: lk.cluster.Ranks) -> None:
     """Fails when another version of DeepSpeed keeps its groups under other names."""
     ranks.run(train)
