@@ -10,17 +10,18 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
 
+import psutil
+
 from labkit import compiled
 from labkit.errors import LabError
 
-__all__ = ["compile_operations", "missing_tools"]
+__all__ = ["compile_operations", "end_children", "missing_tools"]
 
 TIMEOUT_S = 1800.0
 _PERIOD_S, _LOG_PERIOD_S = 0.2, 15.0
@@ -28,12 +29,14 @@ _LOG = "labkit-compile.log"
 
 # Ends with its parent, together with the compiler that it started.
 _BUILD = """
-import os, signal, sys, threading, time
+import os, sys, threading, time
+from labkit.compiling import end_children
 
 def watch(parent):
     while os.getppid() == parent:
         time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
+    end_children(os.getpid())
+    os._exit(1)
 
 threading.Thread(target=watch, args=(int(sys.argv[2]),), daemon=True).start()
 import deepspeed.ops.op_builder.cpu as builders
@@ -49,6 +52,14 @@ def missing_tools() -> list[str]:
         "Python.h (python-dev)": (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists(),
     }
     return [name for name, there in tools.items() if not there]
+
+
+def end_children(pid: int) -> None:
+    """Kill every descendant of a process, parents first: ninja puts each compiler into a process group of its own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def compile_operations(*, timeout_s: float = TIMEOUT_S) -> bool:
@@ -127,7 +138,8 @@ def _builds(log: int) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
     finally:
         for build in builds.values():
             if build.poll() is None:
-                os.killpg(build.pid, signal.SIGKILL)
+                end_children(build.pid)
+                build.kill()
             build.wait()
 
 

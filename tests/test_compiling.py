@@ -105,9 +105,11 @@ def test_a_compilation_ends_with_who_started_it(tmp_path, repository):
     script.write_text(
         "import os, subprocess, sys, time\n"
         "from labkit import compiling\n"
-        "code = compiling._BUILD.split('import deepspeed')[0] + 'time.sleep(600)'\n"
+        "code = compiling._BUILD.split('import deepspeed')[0]\n"
+        'code += \'import subprocess; one = subprocess.Popen(["setsid", "sleep", "600"]);\'\n'
+        "code += 'print(one.pid, flush=True); time.sleep(600)'\n"
         "arguments = [sys.executable, '-c', code, 'x', str(os.getpid())]\n"
-        "print(subprocess.Popen(arguments, start_new_session=True).pid, flush=True)\n"
+        "subprocess.Popen(arguments, start_new_session=True)\n"
         "time.sleep(600)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(repository)}
