@@ -3,6 +3,7 @@
 from labkit.plan.build import build
 from labkit.plan.holding import Holding
 from labkit.plan.importing import Explanation, from_deepspeed
+from labkit.plan.moves import Moves, moves
 from labkit.plan.plan import AXES, Placement, Plan
 
-__all__ = ["AXES", "Explanation", "Holding", "Placement", "Plan", "build", "from_deepspeed"]
+__all__ = ["AXES", "Explanation", "Holding", "Moves", "Placement", "Plan", "build", "from_deepspeed", "moves"]

@@ -55,8 +55,13 @@ class Sharded:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The settings."""
+        """The settings, and this rank's parts."""
         return self._optimizer.param_groups
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """By this rank's part of a tensor, what the optimizer keeps for it."""
+        return self._optimizer.state
 
     def step(self) -> None:
         """Update every tensor on every rank. Communicates: one all-gather of all tensors."""

@@ -14,32 +14,28 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from labkit.plan import Plan
+from labkit.plan.parameters import EMBEDDING, canonical
 from labkit.rank.mesh import Mesh
 from labkit.rank.model import Transformer
 from labkit.spec import Model
-
-EMBEDDING = "embedding.weight"
-HEAD = "head.weight"
 
 INITIAL_STD = 0.02
 _RESIDUAL = ("attention.output.weight", "feed_forward.down.weight")
 
 
-def canonical(name: str, model: Model) -> str:
-    """The name of the parameter in the whole model."""
-    return EMBEDDING if name == HEAD and model.tied_embeddings else name
-
-
-def build_stage(plan: Plan, stage: int, seed: int, device: torch.device) -> Transformer:
+def build_stage(plan: Plan, stage: int, seed: int | None, device: torch.device) -> Transformer:
     """Make a stage with its initial weights, which depend on seed and parameter name only.
 
     Matrices are normal with deviation 0.02, those that write to the residual stream 0.02 / sqrt(2 layers) (Radford et
-    al. 2019); norms start at 1 and biases at 0.
+    al. 2019); norms start at 1 and biases at 0. Without a seed the weights are whatever stood in memory: for a state
+    that comes from elsewhere.
     """
     with torch.device("meta"):
         module = Transformer(plan.model, plan.layers(stage), plan.layout.precision, plan.layout.recompute)
     module.to_empty(device=device)
     module.tie()
+    if seed is None:
+        return module
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(_initial(canonical(name, plan.model), parameter.shape, seed, plan.model))

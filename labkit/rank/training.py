@@ -48,7 +48,11 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
     text = data.load(training.data, plan.model)
     if training.start == "fresh":
         state.end("a run that was to start fresh did not begin")
-    live = state.resume(plan, training) if training.start == "live" else build(plan, training, own)
+    if training.start == "live":
+        live = state.resume(plan, training)
+    else:
+        gc.collect()  # wrapped modules of an earlier state are cyclic
+        live = build(plan, training, own)
     state.keep(live)
     optimizer.adjust(live.optimizer, training)
     live.recorder.open(on=training.trace, pace=training.pace)
@@ -61,16 +65,22 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
     return result
 
 
-def build(plan: Plan, training: Training, own: Mesh) -> State:
+def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool = True) -> State:
     """Make a fresh state: this rank's stages with their initial weights, wrapped as the layout says, and an optimizer.
 
     Runs on: the layout's ranks at once.
+
+    Args:
+        plan: the plan.
+        training: gives the seed and the optimizer.
+        own: this rank's place and groups.
+        initialised: False leaves the weights as memory is, for one who fills them.
     """
-    gc.collect()  # wrapped modules of an earlier state are cyclic
     layout, device = plan.layout, groups.device()
     indices = plan.stages(own.rank)
     recorder = Recorder(device, indices[0] if len(indices) == 1 else None)
-    stages = [build_stage(plan, index, training.seed, device) for index in indices]
+    seed = training.seed if initialised else None
+    stages = [build_stage(plan, index, seed, device) for index in indices]
     split: dict[str, int] = {}
     for stage in stages if layout.tp > 1 else ():
         split |= tensor_parallel.shard(stage, own.device_mesh["tp"], recorder, sequence=layout.sequence_parallel)

@@ -1,0 +1,92 @@
+"""The parameters of a stage: names, shapes, and along which side tensor parallelism splits them."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from labkit.plan.plan import Plan
+from labkit.spec import Model
+
+__all__ = ["EMBEDDING", "HEAD", "Parameter", "canonical", "of_stage"]
+
+EMBEDDING = "embedding.weight"
+HEAD = "head.weight"
+
+
+class Parameter(NamedTuple):
+    """One parameter, whole.
+
+    Attributes:
+        name: its name in the whole model.
+        rows: outputs of a matrix (or entries of a table, or of a vector).
+        columns: inputs of a matrix; 1 for a vector.
+        split: what tensor parallelism splits: "rows", "columns" or "" (every rank holds all of it).
+    """
+
+    name: str
+    rows: int
+    columns: int
+    split: str
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers it has."""
+        return self.rows * self.columns
+
+
+def canonical(name: str, model: Model) -> str:
+    """The name of the parameter in the whole model: a tied head goes by the embedding's."""
+    return EMBEDDING if name == HEAD and model.tied_embeddings else name
+
+
+def of_stage(plan: Plan, stage: int) -> list[Parameter]:
+    """Return what a stage holds, by the names of its own modules, in their order.
+
+    With tied embeddings and several stages both ends hold the matrix: the last one as its head.
+
+    >>> from labkit.spec import Layout, Model
+    >>> plan = Plan(model=Model.preset("tiny"), layout=Layout.parse("pp4"))
+    >>> [(one.name, one.rows, one.columns, one.split) for one in of_stage(plan, 3)[-2:]]
+    [('norm.weight', 128, 1, ''), ('head.weight', 256, 128, 'rows')]
+    """
+    model, is_last = plan.model, stage == plan.num_stages - 1
+    found = []
+    if stage == 0:
+        found.append(Parameter(EMBEDDING, model.vocab_size, model.d_model, "rows"))
+        if model.position == "learned":
+            found.append(Parameter("positions.weight", model.seq_len, model.d_model, ""))
+    for layer in plan.layers(stage):
+        found += [one._replace(name=f"layers.{layer}.{one.name}") for one in _of_layer(model)]
+    if is_last:
+        found += _norm(model, "norm")
+        if not model.tied_embeddings or plan.num_stages > 1:
+            found.append(Parameter(HEAD, model.vocab_size, model.d_model, "rows"))
+    return found
+
+
+@lru_cache(maxsize=16)
+def _of_layer(model: Model) -> tuple[Parameter, ...]:
+    width, kv_width = model.d_model, model.num_kv_heads * model.head_dim
+    columns = [("attention.query", width), ("attention.key", kv_width), ("attention.value", kv_width)]
+    found = _norm(model, "attention_norm")
+    for name, rows in columns:
+        found += _linear(model, name, rows, width, "rows")
+    found += _linear(model, "attention.output", width, width, "columns")
+    found += _norm(model, "feed_forward_norm")
+    for name in ("gate", "up") if model.activation == "swiglu" else ("up",):
+        found += _linear(model, f"feed_forward.{name}", model.d_ff, width, "rows")
+    found += _linear(model, "feed_forward.down", width, model.d_ff, "columns")
+    return tuple(found)
+
+
+def _linear(model: Model, name: str, rows: int, columns: int, split: str) -> list[Parameter]:
+    found = [Parameter(f"{name}.weight", rows, columns, split)]
+    if model.bias:
+        found.append(Parameter(f"{name}.bias", rows, 1, split if split == "rows" else ""))
+    return found
+
+
+def _norm(model: Model, name: str) -> list[Parameter]:
+    found = [Parameter(f"{name}.weight", model.d_model, 1, "")]
+    if model.norm == "layer" and model.bias:
+        found.append(Parameter(f"{name}.bias", model.d_model, 1, ""))
+    return found
