@@ -39,7 +39,7 @@ FIRST_CLIP_NORM = 1.0
 def parity(
     ranks: "Ranks",
     model: Model,
-    layouts: Iterable[Layout | str],
+    layouts: Iterable[Layout | str | Plan],
     *,
     num_steps: int = 5,
     seed: int = 0,
@@ -59,7 +59,8 @@ def parity(
     Args:
         ranks: the ranks; a layout may take fewer.
         model: what is trained.
-        layouts: layouts or their texts, all with the same global batch size.
+        layouts: layouts or their texts, all with the same global batch size; or plans of the model, where a schedule is
+            one's own.
         num_steps: steps. The bands (`BANDS`) hold for a few: rounding grows with every step.
         seed: decides samples and initial weights.
         data: as of `train`.
@@ -79,7 +80,7 @@ def parity(
     submit.check_are_ranks(ranks)
     settings = _settings(num_steps, seed, data)
     line = Line() if flag("progress", progress) else None
-    plans = [planning.build(model, layout) for layout in _listed(layouts)]
+    plans = _plans(model, layouts)
     for plan in plans:
         submit.check_plan(plan, len(ranks))
     _check_batches(plans)
@@ -237,21 +238,38 @@ def _settings(num_steps: int, seed: int, data: str | None) -> dict[str, Training
     return found
 
 
-def _listed(layouts: object) -> list[Layout]:
-    """The layouts, each once, in the order given."""
-    if isinstance(layouts, Layout | str):
+def _plans(model: Model, layouts: object) -> list[Plan]:
+    """Each layout's plan once, in the order given."""
+    if isinstance(layouts, Layout | str | Plan):
         layouts = [layouts]
     if not isinstance(layouts, Iterable):
         raise PlanError(f"layouts {shown(layouts)} is no list: give texts or Layout values, such as ['dp2', 'tp2 m2'].")
-    found: dict[Layout, None] = {}
+    found: dict[Layout, Plan] = {}
     for one in layouts:
-        if not isinstance(one, Layout | str):
-            hint = "Give plan.layout." if isinstance(one, Plan) else "Give 'dp2' or Layout(dp=2)."
-            raise PlanError(f"{shown(one)} among layouts is of type {type(one).__name__}: a layout is compared. {hint}")
-        found[one if isinstance(one, Layout) else Layout.parse(one)] = None
+        plan = _plan(model, one)
+        if found.setdefault(plan.layout, plan) != plan:
+            raise PlanError(
+                f"2 schedules of one's own under '{plan.layout}': comparisons go by their layouts. Use 2 calls."
+            )
     if not found:
         raise PlanError("layouts=[] names no layout: at least one is compared, such as ['dp2'].")
-    return list(found)
+    return list(found.values())
+
+
+def _plan(model: Model, one: object) -> Plan:
+    if isinstance(one, Plan):
+        if one.model != model:
+            raise PlanError(
+                f"the plan '{one.layout}' is of another model ({one.model}, not {model}): layouts of one model are "
+                f"compared. Use lk.plan.build(model, layout)."
+            )
+        return one
+    if not isinstance(one, Layout | str):
+        raise PlanError(
+            f"{shown(one)} among layouts is of type {type(one).__name__}: a layout is compared. "
+            "Give 'dp2', Layout(dp=2) or a plan."
+        )
+    return planning.build(model, Layout.parse(one) if isinstance(one, str) else one)
 
 
 def _check_batches(plans: list[Plan]) -> None:

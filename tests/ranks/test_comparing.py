@@ -17,6 +17,16 @@ def compared(ranks, layouts, **options):
     return lk.launch.parity(ranks, MODEL, layouts, **{"progress": False, **options})
 
 
+OTHER = lk.spec.Model(num_layers=1, d_model=32, num_heads=4, vocab_size=256, seq_len=16)
+IN_TURN = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1"
+LAST_FIRST = "0F0 0F1 0B1 0B0\n1F0 1F1 1I1 1B0 1W1"
+
+
+def own(schedule):
+    """A plan over two ranks whose schedule somebody wrote."""
+    return lk.plan.build(MODEL, lk.spec.Layout(pp=2, num_microbatches=2, microbatch_size=2), schedule=schedule)
+
+
 def spoil_gradients(step, parameter, factor):
     """Runs on a rank: from a step on, the gradient of one parameter is wrong wherever dp is 2."""
     from labkit.rank import parameters, state
@@ -58,8 +68,11 @@ def spoil_one_replica():
 
 
 def test_layouts_that_train_as_one_rank_does(ranks):
-    result = compared(ranks, ["dp1 b4", "dp2 tp2 m2", lk.spec.Layout.parse("dp2 pp2 zero3 m2"), "pp2 m4 bf16"])
+    written = own(LAST_FIRST)
+    layouts = ["dp1 b4", "dp2 tp2 m2", lk.spec.Layout.parse("dp2 pp2 zero3 m2"), "pp2 m4 bf16", written]
+    result = compared(ranks, layouts)
     assert result.passed, str(result)
+    assert result.layouts[-1] == written.layout
     assert [entry.verdict for entry in result.entries[:2]] == ["equal", "equal"]
     assert [(str(entry.layout), entry.optimizer) for entry in result.entries[2:5]] == [
         ("dp2 tp2 m2", "adamw"), ("dp2 tp2 m2", "sgd"), ("dp2 pp2 zero3 1f1b m2", "adamw"),
@@ -71,7 +84,7 @@ def test_layouts_that_train_as_one_rank_does(ranks):
         assert str(reference.layout).split()[0] == "b4"
         if reference.optimizer == "sgd":
             assert reference.num_clipped == 5, "clipping was not active"
-    assert "4 layouts against one rank ('b4' and 'b4 bf16') over 5 steps, seed 0: 2 equal, 6 within" in str(result)
+    assert "5 layouts against one rank ('b4' and 'b4 bf16') over 5 steps, seed 0: 2 equal, 8 within" in str(result)
     with pytest.raises(RankError, match=r"no live training state: lk\.launch\.parity compared layouts"):
         lk.launch.train(ranks, lk.plan.build(MODEL, result.layouts[0]), 1, start="live", progress=False)
 
@@ -225,7 +238,9 @@ def test_the_line_says_how_far_it_is_and_how_it_came_out(ranks, capsys):
         (["dp2", "nonsense"], r"'nonsense' is not a layout token"),
         ([], r"layouts=\[\] names no layout"),
         (3, r"layouts 3 is no list"),
-        (["dp2", 3], r"3 among layouts is of type int: a layout is compared"),
+        (["dp2", 3], r"3 among layouts is of type int: a layout is compared\. Give 'dp2', Layout\(dp=2\) or a plan\."),
+        ([own(IN_TURN), own(LAST_FIRST)], r"2 schedules of one's own under 'pp2 own m2 b2': .* Use 2 calls\."),
+        ([lk.plan.build(OTHER, lk.spec.Layout())], r"the plan 'dp1' is of another model \(1 layer"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused_before_anything_runs(ranks, layouts, message):
@@ -262,6 +277,8 @@ def test_ranks_that_train_are_left_alone(ranks):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_eight_ranks():
+    """In `make test` like every other; all layouts of eight ranks: `python -m benchmarks.parity 8`."""
+    layouts = ["dp2 tp2 pp2 m2 b2", "dp2 tp2 pp2 zero3 sp m2 b2", "dp2 tp2 pp2 zero1 zbv v2 m2 b2 recompute:full"]
     with lk.cluster.start(8, backend="gloo") as eight:
-        result = compared(eight, ["dp2 tp2 pp2 m2 b2", "dp2 tp2 pp2 zero3 m2 b2", "dp2 tp2 pp2 zero1 gpipe m2 b2"])
+        result = compared(eight, layouts)
     assert result.passed, str(result)
