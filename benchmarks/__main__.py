@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.pairs import arguments, say
 
-BENCHMARKS = ("trivial_cell", "cold_start", "interrupt", "train_step", "check", "grade_batch", "parity")
+BENCHMARKS = ("trivial_cell", "cold_start", "interrupt", "train_step", "check", "grade_batch", "parity", "switch")
 
 
 def main() -> int:

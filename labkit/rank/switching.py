@@ -21,7 +21,7 @@ from labkit.rank.contents import Contents, Nothing, TorchContents
 from labkit.rank.state import State
 from labkit.spec import Training
 
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 8 << 20
 """What one exchange moves of the whole model, or one parameter if that is larger. A rank's buffer for receiving is at
 most as large, its buffer for sending so much for every rank that takes from it."""
 
