@@ -195,6 +195,14 @@ def test_a_coinciding_curve_is_thinner_than_the_one_below() -> None:
     assert first.line.width > second.line.width
 
 
+def test_a_change_during_training_is_marked() -> None:
+    figure = show.losses([3.0, 2.5, 2.0], changes={2: "tp2 <pp2>"})
+    (line,) = figure.layout.shapes
+    assert line.x0 == line.x1 == 1.5
+    assert figure.layout.annotations[0].text == "tp2 &lt;pp2&gt;"
+    assert not show.losses([3.0]).layout.shapes
+
+
 def test_broken_losses_are_named() -> None:
     text = show.losses({"mine": [3.0, math.nan, math.nan]}).layout.title.text
     assert "mine is nan from step 1" in text

@@ -1,4 +1,4 @@
-"""Sliders reach only layouts that exist; the cockpit runs them, draws what ran, and leaves nothing behind."""
+"""The cockpit runs the layout of its controls, draws what ran, and leaves nothing behind."""
 
 import gc
 import json
@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from labkit import plan, predict, show, widgets
 from labkit.errors import ClusterError, LabError, PlanError, RankTimeout
@@ -27,75 +25,6 @@ from labkit.widgets.pictures import Pictures
 
 TINY = Model.preset("tiny")
 WAIT_S = 120.0
-
-wishes = st.builds(
-    Layout,
-    dp=st.integers(1, 16),
-    tp=st.integers(1, 16),
-    pp=st.integers(1, 16),
-    num_microbatches=st.integers(1, 64),
-    schedule=st.sampled_from(["1f1b", "gpipe"]),
-    precision=st.sampled_from(["fp32", "bf16"]),
-)
-
-
-@settings(max_examples=60)
-@given(wishes, st.integers(1, 12), st.sampled_from([None, *AXES]))
-def test_any_wish_leads_to_a_layout_that_exists(wish: Layout, num_ranks: int, moved: str | None) -> None:
-    choices = Choices.of(num_ranks, TINY)
-    layout = choices.nearest(wish, moved)
-    plan.build(TINY, layout)
-    assert layout.world_size == choices.num_ranks <= num_ranks
-    assert layout.global_batch_size == choices.global_batch_size
-    assert choices.nearest(layout, moved) == layout
-    if moved is not None and getattr(wish, moved) in choices.values(moved):
-        assert getattr(layout, moved) == getattr(wish, moved)
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 12), st.data())
-def test_every_value_on_a_scale_can_be_reached_from_everywhere(num_ranks: int, data: st.DataObject) -> None:
-    choices = Choices.of(num_ranks, TINY)
-    layout = choices.nearest(Layout())
-    for _ in range(6):
-        axis = data.draw(st.sampled_from(AXES))
-        value = data.draw(st.sampled_from(choices.values(axis)))
-        layout = choices.nearest(wish_with(layout, axis, value), axis)
-        assert getattr(layout, axis) == value
-
-
-def wish_with(layout: Layout, axis: str, value: int | str) -> Layout:
-    fields = {name: getattr(layout, name) for name in AXES} | {axis: value}
-    return Layout(**fields)
-
-
-def test_moving_one_degree_moves_the_others() -> None:
-    choices = Choices.of(4, TINY)
-    start = choices.nearest(Layout(dp=2, pp=2))
-    assert str(choices.nearest(wish_with(start, "pp", 4), "pp")).startswith("pp4")
-    assert str(choices.nearest(wish_with(start, "dp", 4), "dp")).startswith("dp4")
-    assert {layout.global_batch_size for layout in (start, choices.nearest(wish_with(start, "tp", 4), "tp"))} == {16}
-
-
-def test_schedules_of_several_stages_choose_how_many_and_move_the_degrees() -> None:
-    choices = Choices.of(4, TINY)
-    assert choices.values("schedule") == [
-        "1f1b", "gpipe", "interleaved", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v"
-    ]  # fmt: skip
-    start = choices.nearest(Layout(dp=4))
-    assert (start.pp, start.num_virtual_stages) == (1, 1)
-    layout = choices.nearest(wish_with(start, "schedule", "zbv"), "schedule")
-    assert (layout.pp, layout.num_virtual_stages) == (2, 2)
-    assert choices.nearest(wish_with(layout, "schedule", "1f1b"), "schedule").num_virtual_stages == 1
-    three_layers = replace(TINY, num_layers=3)
-    assert Choices.of(4, three_layers).values("schedule") == ["1f1b", "gpipe"]
-
-
-def test_ranks_that_no_layout_can_use_stay_out() -> None:
-    two_layers = Model(num_layers=2, d_model=64, num_heads=2, vocab_size=256, seq_len=32)
-    assert Choices.of(7, two_layers, global_batch_size=4).num_ranks == 4
-    with pytest.raises(PlanError, match="num_ranks=0 is below 1"):
-        Choices.of(0, two_layers)
 
 
 def test_declared_work_is_the_same_in_every_layout() -> None:
@@ -231,6 +160,43 @@ def test_the_cockpit_does_not_keep_ranks_alive() -> None:
     with pytest.raises(PlanError, match="nothing was run yet"):
         cockpit.wait(1.0)
     cockpit.close()
+
+
+def test_an_impossible_choice_is_refused_beside_its_control_and_the_nearest_is_a_press_away() -> None:
+    ranks: Any = NoRanks(4)
+    cockpit = widgets.cockpit(ranks)
+    cockpit.layout = Layout.parse("dp4 m4")
+    cockpit.view.axes["schedule"].value = "zbv"
+    row = cockpit.view.rows["schedule"]
+    assert cockpit.refusal is not None
+    assert str(cockpit.layout) == "dp4 m4"
+    assert cockpit.view.axes["schedule"].value == "zbv"
+    assert shown_cards(cockpit) == ["schedule"]
+    assert "pp=1 with schedule=" in row.box.children[-1].children[0].value
+    assert "does not run" in cockpit.view.layout_text.value
+    assert cockpit.view.run.disabled
+    cockpit.start()
+    assert "pp=1 with schedule=" in cockpit.view.status.value
+    row.use.click()
+    assert str(cockpit.layout) == "dp2 pp2 zbv v2 m4 b2"
+    assert (cockpit.refusal, shown_cards(cockpit), cockpit.view.run.disabled) == (None, [], False)
+    assert "engine torch" in cockpit.view.layout_text.value
+    cockpit.close()
+
+
+def test_a_refused_choice_can_be_mended_by_another_control() -> None:
+    ranks: Any = NoRanks(4)
+    cockpit = widgets.cockpit(ranks)
+    cockpit.layout = Layout.parse("dp4 m4")
+    cockpit.view.axes["sequence_parallel"].value = True
+    assert shown_cards(cockpit) == ["sequence_parallel"]
+    cockpit.view.axes["tp"].value = 2
+    assert (str(cockpit.layout), shown_cards(cockpit)) == ("dp2 tp2 m4 b2 sp", [])
+    cockpit.close()
+
+
+def shown_cards(cockpit: widgets.Cockpit) -> list[str]:
+    return [axis for axis, row in cockpit.view.rows.items() if row.box.children[-1].layout.display != "none"]
 
 
 def test_a_cockpit_on_one_rank_has_nothing_to_slide_but_microbatches() -> None:

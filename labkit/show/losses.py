@@ -1,5 +1,6 @@
 """Loss by step for one run or several, drawn so that equal curves are seen to be equal."""
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -24,11 +25,14 @@ class HasLosses(Protocol):
 Curve = HasLosses | Sequence[float]
 
 
-def losses(runs: Curve | Sequence[HasLosses] | Mapping[str, Curve]) -> go.Figure:
+def losses(
+    runs: Curve | Sequence[HasLosses] | Mapping[str, Curve], *, changes: Mapping[int, str] | None = None
+) -> go.Figure:
     """Draw loss curves; where two coincide, the later one is the thinner line on top of the wider.
 
     Args:
         runs: a run, several runs (each named by its layout), or `{label: run or list of losses}`.
+        changes: steps before which something changed while training went on, and what: each is marked.
     """
     curves = named_curves(runs)
     figure = go.Figure()
@@ -55,6 +59,12 @@ def losses(runs: Curve | Sequence[HasLosses] | Mapping[str, Curve]) -> go.Figure
         title={"text": "step"}, dtick=max(1, -(-longest // 20)), range=[-0.4, max(longest - 1, 1) + 0.4]
     )
     figure.update_yaxes(title={"text": "loss (nats per token)"}, showticklabels=longest > 0)
+    for step, text in (changes or {}).items():
+        figure.add_vline(x=step - 0.5, line={"color": palette.MUTED, "width": 1.5, "dash": "dot"})
+        figure.add_annotation(
+            x=step - 0.5, y=1, yref="paper", text=html.escape(text), showarrow=False, xanchor="left", yanchor="top",
+            xshift=4, font={"size": 12, "color": palette.MUTED},
+        )  # fmt: skip
     several = len(curves) > 1
     figure.update_layout(hovermode="x unified" if several else "closest", margin_t=98 if several else 72)
     return figure

@@ -127,8 +127,6 @@ def _title(trace: Trace, step: int | None) -> str:
         parts.append(str(trace.plan.layout))
     if step is not None and trace.origin != "predicted":
         parts.append(f"step {step}")
-    if trace.pace is not None:
-        parts.append("paced: durations as declared")
     return " · ".join(parts)
 
 
@@ -143,7 +141,7 @@ def _notes(trace: Trace, shown: Trace, window: Window) -> list[str]:
     ]
     if trace.pace is not None:
         forward, backward = _declared(trace.pace.forward_s), _declared(trace.pace.backward_s)
-        notes.append(f"declared: forward {forward}, backward {backward}")
+        notes.append(f"paced: durations as declared: forward {forward}, backward {backward}")
     if trace.origin != "predicted" and not trace.aligned:
         notes.append("clocks are not aligned: compare bars within a rank only")
     return notes

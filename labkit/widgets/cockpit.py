@@ -13,7 +13,7 @@ from labkit.errors import ClusterError, LabError, PlanError, RankTimeout
 from labkit.plan import Plan
 from labkit.spec import Layout, Model, Pace
 from labkit.trace import Event, Trace
-from labkit.widgets.choices import AXES, Choices
+from labkit.widgets.choices import AXES, Choices, Refusal
 from labkit.widgets.live import Live
 from labkit.widgets.pictures import Pictures
 from labkit.widgets.view import View, build_view
@@ -43,7 +43,8 @@ class Cockpit:
     """Sliders around plan, predict and run. Shows itself as the last value of a cell.
 
     Attributes:
-        layout: the layout the sliders stand at; assign one to move them (to the nearest that exists).
+        layout: the layout that *Run* takes; assign one to move the controls (to the nearest that exists).
+        refusal: why what the controls stand at is no layout; None while it is one.
         run: the newest run, or None.
         view: the widgets.
     """
@@ -58,6 +59,7 @@ class Cockpit:
         self._live: Live | None = None
         self._curves: dict[str, Sequence[float]] = {}
         self._moving = False
+        self.refusal: Refusal | None = None
         self.run: launch.Run | None = None
         plan = self._plan()
         self._pictures = Pictures(
@@ -66,18 +68,18 @@ class Cockpit:
             losses=show.losses({}),
         )
         self.view: View = build_view(self._choices, self._pictures, num_steps)
-        self._place_controls()
+        self._place_controls(self._layout)
         self._connect()
-        self.view.say("Move a slider: the others follow. Run trains on the ranks.")
+        self.view.say("Move a control: the numbers follow. Run trains on the ranks.")
 
     @property
     def layout(self) -> Layout:
-        """The layout the sliders stand at."""
+        """The layout that *Run* takes."""
         return self._layout
 
     @layout.setter
     def layout(self, wish: Layout) -> None:
-        self._move(wish, None)
+        self._take(self._choices.nearest(wish))
 
     @property
     def figures(self) -> dict[str, go.Figure]:
@@ -130,36 +132,58 @@ class Cockpit:
     def _connect(self) -> None:
         for axis, control in self.view.axes.items():
             control.observe(lambda change, axis=axis: self._moved(axis, change["new"]), names="value")
+        for row in self.view.rows.values():
+            row.use.on_click(lambda button: self._use_nearest())
         self.view.paced.observe(lambda change: self._show_layout(), names="value")
         self.view.run.on_click(lambda button: self.start())
         self.view.stop.on_click(lambda button: self.stop())
 
     def _moved(self, axis: str, value: Any) -> None:
-        if not self._moving:
-            self._move(replace(self._layout, **{axis: value}), axis)
+        if self._moving:
+            return
+        wish = replace(self._layout if self.refusal is None else self.refusal.wish, **{axis: value})
+        answer = self._choices.follow(wish, axis)
+        if isinstance(answer, Layout):
+            self._take(answer)
+        else:
+            self.refusal = answer
+            self._place_controls(answer.wish)
+            self.view.show_refusal(axis, answer)
 
-    def _move(self, wish: Layout, axis: str | None) -> None:
-        self._layout = self._choices.nearest(wish, axis)
+    def _use_nearest(self) -> None:
+        if self.refusal is not None:
+            self._take(self.refusal.nearest)
+
+    def _take(self, layout: Layout) -> None:
+        self._layout, self.refusal = layout, None
+        self.view.show_refusal(None, None)
         self._show_layout()
 
     def _show_layout(self) -> None:
-        self._place_controls()
+        if self.refusal is None:
+            self._place_controls(self._layout)
         self._pictures.draw("predicted", self._predicted(self._plan(), paced=self.view.paced.value))
 
-    def _place_controls(self) -> None:
-        """Put every control where the layout is."""
+    def _place_controls(self, layout: Layout) -> None:
+        """Put every control where a layout is; only one that exists can be run."""
         self._moving = True
         try:
             for axis in AXES:
-                self.view.axes[axis].value = getattr(self._layout, axis)
+                self.view.axes[axis].value = getattr(layout, axis)
         finally:
             self._moving = False
+        self._allow_buttons()
         used = self._choices.num_ranks
         ranks = f"{used} ranks" if used == self._num_up else f"{used} of {self._num_up} ranks"
-        layout = self._layout
         batch = f"dp {layout.dp} × m {layout.num_microbatches} × b {layout.microbatch_size}"
-        text = f"{ranks}\nglobal batch {layout.global_batch_size} = {batch}"
+        engine = "does not run" if self.refusal else f"engine {self._plan().engine}"
+        text = f"{ranks} · {engine}\nglobal batch {layout.global_batch_size} = {batch}"
         self.view.name_layout(str(layout), text)
+
+    def _allow_buttons(self) -> None:
+        is_running = self.run is not None and self.run.state == "running"
+        self.view.run.disabled = is_running or self.refusal is not None
+        self.view.stop.disabled = not is_running
 
     def _plan(self) -> Plan:
         return planning.build(self._choices.model, self._layout)
@@ -177,10 +201,12 @@ class Cockpit:
             raise ClusterError(
                 "a run is still going on: ranks hold one training state. Press Stop, or wait for its end."
             )
+        if self.refusal is not None:
+            raise PlanError(self.refusal.reason)
         pace = declared_pace(self._layout) if self.view.paced.value else None
         num_steps = self.view.num_steps.value
         self.run = launch.train(ranks, self._plan(), num_steps, pace=pace, block=False, progress=False)
-        self.view.run.disabled, self.view.stop.disabled = True, False
+        self._allow_buttons()
         self.view.say("Starting.")
         self._live = Live(self.run, self._draw, self._ended)
 
@@ -203,7 +229,7 @@ class Cockpit:
             self._curves.pop(next(iter(self._curves)))
 
     def _ended(self, run: launch.Run) -> None:
-        self.view.run.disabled, self.view.stop.disabled = False, True
+        self._allow_buttons()
         if run.error is not None:
             self.view.say(_summary(run.error), "bad")
             return

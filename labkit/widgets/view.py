@@ -1,25 +1,17 @@
 """What the cockpit looks like: its widgets and where they stand. No behaviour."""
 
 import html
-from collections.abc import Sequence
+import pathlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import ipywidgets as ipw
 
-from labkit.widgets.choices import Choices
+from labkit.widgets.choices import Choices, Refusal
+from labkit.widgets.controls import LABEL_WIDTH, Row, arranged, build_rows
 from labkit.widgets.pictures import Pictures
 
-_LABELS = {
-    "dp": "data parallel",
-    "tp": "tensor parallel",
-    "pp": "pipeline",
-    "num_microbatches": "micro-batches",
-    "schedule": "schedule",
-    "precision": "precision",
-}
-_TONES = {"quiet": "#57606a", "good": "#0a7d4f", "bad": "#b3261e"}
-_FULL = {"width": "100%"}
-_FILL = {"flex": "1 1 auto", "width": "auto"}
+_CSS = pathlib.Path(__file__).with_name("cockpit.css")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +19,7 @@ class View:
     """The widgets of one cockpit.
 
     Attributes:
-        axes: the control of each axis of a layout.
+        rows: the row of each axis of a layout.
         paced: whether durations are declared.
         num_steps: how many steps a run takes.
         run: starts a run.  stop: ends it after its step.
@@ -36,7 +28,7 @@ class View:
         box: everything, arranged.
     """
 
-    axes: dict[str, ipw.SelectionSlider | ipw.ToggleButtons]
+    rows: dict[str, Row]
     paced: ipw.Checkbox
     num_steps: ipw.BoundedIntText
     run: ipw.Button
@@ -49,28 +41,41 @@ class View:
     def __post_init__(self) -> None:
         controls = ipw.VBox(
             [
+                ipw.HTML(f"<style>{_CSS.read_text(encoding='utf-8')}</style>", layout={"display": "none"}),
                 self.layout_text,
-                *(_row(axis, control) for axis, control in self.axes.items()),
-                self.paced,
-                ipw.HBox([ipw.Label("steps", layout={"width": "104px"}), self.num_steps]),
-                ipw.HBox([self.run, self.stop]),
+                arranged(self.rows),
+                _line("steps", self.num_steps, self.paced),
+                _line("", self.run, self.stop),
                 self.status,
-            ],
-            layout={"width": "330px", "min_width": "330px", "padding": "12px 12px 12px 4px"},
+            ]
         )
-        self.box = ipw.HBox([controls, self.pictures], layout=_FULL)
+        controls.add_class("labkit-controls")
+        self.box = ipw.HBox([controls, self.pictures], layout={"width": "100%"})
+        self.box.add_class("labkit-cockpit")
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The control of each axis."""
+        return {axis: row.control for axis, row in self.rows.items()}
 
     def say(self, text: str, tone: str = "quiet") -> None:
         """Show one message; its line breaks are kept, nothing in it is markup."""
-        style = f"color:{_TONES[tone]};line-height:1.4;white-space:pre-wrap;overflow-wrap:anywhere"
-        self.status.value = f"<div style='{style}'>{html.escape(text)}</div>"
+        self.status.value = f"<div class='labkit-status labkit-{tone}' role='status'>{html.escape(text)}</div>"
 
     def name_layout(self, text: str, world: str) -> None:
         """Show the layout as text, and below it the ranks it runs on."""
         self.layout_text.value = (
-            f"<div style='font-size:15px;font-weight:600;font-family:monospace'>{html.escape(text)}</div>"
-            f"<div style='color:{_TONES['quiet']};line-height:1.5;white-space:pre-line'>{html.escape(world)}</div>"
+            f"<div class='labkit-head'><div class='labkit-layout'>{html.escape(text)}</div>"
+            f"<div class='labkit-quiet'>{html.escape(world)}</div></div>"
         )
+
+    def show_refusal(self, axis: str | None, refusal: Refusal | None) -> None:
+        """Show beside one control why it is refused; no other control keeps such a card."""
+        for name, row in self.rows.items():
+            if refusal is not None and name == axis:
+                row.refuse(refusal)
+            else:
+                row.accept()
 
     def close(self) -> None:
         """Take every widget out of the page and of memory."""
@@ -79,29 +84,24 @@ class View:
 
 
 def build_view(choices: Choices, pictures: Pictures, num_steps: int) -> View:
-    """Make the widgets; the sliders' scales are the values that some layout has."""
+    """Make the widgets."""
     return View(
-        axes={axis: _control(axis, choices.values(axis)) for axis in _LABELS},
-        paced=ipw.Checkbox(value=True, description="paced: durations as declared", indent=False),
+        rows=build_rows(choices),
+        paced=ipw.Checkbox(value=True, description="paced", indent=False, tooltip="durations as declared"),
         num_steps=ipw.BoundedIntText(value=num_steps, min=1, max=10_000, layout={"width": "90px"}),
-        run=ipw.Button(description="Run", button_style="success", icon="play", layout={"width": "110px"}),
-        stop=ipw.Button(description="Stop", icon="stop", disabled=True, layout={"width": "110px"}),
+        run=ipw.Button(description="Run", button_style="success", icon="play", layout={"width": "104px"}),
+        stop=ipw.Button(description="Stop", icon="stop", disabled=True, layout={"width": "104px"}),
         layout_text=ipw.HTML(),
-        status=ipw.HTML(layout={"margin": "8px 0 0 0"}),
+        status=ipw.HTML(),
         pictures=pictures,
     )
 
 
-def _control(axis: str, values: Sequence[int] | Sequence[str]) -> ipw.SelectionSlider | ipw.ToggleButtons:
-    options = list(values)
-    if axis in ("schedule", "precision"):
-        return ipw.ToggleButtons(options=options, style={"button_width": "76px"}, disabled=len(options) == 1)
-    return ipw.SelectionSlider(options=options, disabled=len(options) == 1, layout=_FILL)
-
-
-def _row(axis: str, control: ipw.Widget) -> ipw.HBox:
-    """A label and its control, so that all labels stand in one column."""
-    return ipw.HBox([ipw.Label(_LABELS[axis], layout={"width": "104px"}), control], layout=_FULL)
+def _line(label: str, *controls: ipw.Widget) -> ipw.HBox:
+    """A label and controls, so that all labels stand in one column."""
+    line = ipw.HBox([ipw.Label(label, layout={"width": LABEL_WIDTH}), *controls])
+    line.add_class("labkit-row")
+    return line
 
 
 def _family(widget: ipw.Widget) -> list[ipw.Widget]:

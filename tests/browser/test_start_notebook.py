@@ -87,6 +87,17 @@ def test_the_first_notebook_and_its_sliders(lab: Lab, page: Page) -> None:
     assert lab.ask_kernel(kernel, "[cockpit.layout.dp, cockpit.layout.tp, cockpit.layout.pp]") == [1, 1, 4]
     assert lab.ask_kernel(kernel, "str(cockpit.layout)") in predicted["title"]
 
+    sequence = row(page, "sequence").locator("input")
+    sequence.press("Space")
+    page.get_by_text("it splits the sequence within tp").wait_for()
+    assert lab.ask_kernel(kernel, "str(cockpit.layout)") in predicted["title"]
+    sequence.press("Tab")
+    page.locator(".labkit-refusal button:focus").press("Enter")
+    wait_for(lambda: changed(page, "Predicted", " sp"), "the prediction of the nearest layout")
+    sequence.press("Space")
+    slider(page, "pipeline").press("End")
+    wait_for(lambda: changed(page, "Predicted", "pp4"), "the prediction of the pipeline")
+
     page.locator(".jupyter-button", has_text="Run").click()
     page.get_by_text("Done: 10 steps").wait_for()
     losses = wait_for(lambda: figure(page, "Loss · pp4"), "the losses")
@@ -124,11 +135,16 @@ def executed(lab: Lab, page: Page) -> list[dict[str, Any]] | None:
 
 def slider(page: Page, label: str) -> Locator:
     """The handle of a cockpit's slider, scrolled into view."""
-    handle = page.locator(".widget-hbox", has=page.get_by_text(label, exact=True)).last.locator(".noUi-handle")
+    handle = row(page, label).locator(".noUi-handle")
     if not handle.count():
         page.locator(".jp-Notebook").press("Control+End")
     handle.scroll_into_view_if_needed()
     return handle
+
+
+def row(page: Page, label: str) -> Locator:
+    """The row of a cockpit with this label."""
+    return page.locator(".labkit-row", has=page.get_by_text(label, exact=True))
 
 
 def figure(page: Page, words: str) -> Any:
