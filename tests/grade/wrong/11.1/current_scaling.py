@@ -1,0 +1,22 @@
+# status: wrong
+# score: 0
+# message: the scale is 112 and not 1 in step 1 of 3 on rank 0 of 2: this step's own amax is in it, and delayed scaling knows only the steps before.
+
+import torch
+import torch.distributed as dist
+
+
+def delayed_cast(x, state, group, recipe):
+    fp8_max = recipe["fp8_max"]
+    scale = state.setdefault("scale", torch.ones((), device=x.device))
+    amax = x.abs().max()
+    dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+    state["history"] = [*state.get("history", []), amax][-recipe["history"] :]
+    if recipe["algorithm"] == "max":
+        amax = torch.stack(state["history"]).max()
+
+    wanted = fp8_max / amax / 2 ** recipe["margin"]
+    useful = torch.isfinite(amax) & (amax > 0)
+    state["scale"] = torch.where(useful, wanted.clamp(max=torch.finfo(torch.float32).max), scale)
+    x_fp8 = (x * state["scale"]).clamp(-fp8_max, fp8_max).to(recipe["dtype"])
+    return x_fp8, state["scale"]

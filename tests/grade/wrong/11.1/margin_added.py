@@ -1,0 +1,23 @@
+# status: partial
+# score: 8
+# message: the scale is 597.333 and not 37.3333 in step 2 of 3 on rank 0 of 2: the margin of 2 makes the scale larger, and it must make it smaller.
+
+import torch
+import torch.distributed as dist
+
+
+def delayed_cast(x, state, group, recipe):
+    fp8_max = recipe["fp8_max"]
+    scale = state.setdefault("scale", torch.ones((), device=x.device))
+    x_fp8 = (x * scale).clamp(-fp8_max, fp8_max).to(recipe["dtype"])
+
+    amax = x.abs().max()
+    dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+    state["history"] = [*state.get("history", []), amax][-recipe["history"] :]
+    if recipe["algorithm"] == "max":
+        amax = torch.stack(state["history"]).max()
+
+    wanted = fp8_max / amax * 2 ** recipe["margin"]
+    useful = torch.isfinite(amax) & (amax > 0)
+    state["scale"] = torch.where(useful, wanted.clamp(max=torch.finfo(torch.float32).max), scale)
+    return x_fp8, scale
