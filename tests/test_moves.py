@@ -1,10 +1,13 @@
 """Who holds what under a plan, and what goes where when the plan changes: plain values."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from labkit import plan as planning
+from labkit import show
 from labkit.errors import PlanError
 from labkit.plan.parameters import of_stage
 from labkit.plan.shards import Box, of_rank, parameters
@@ -126,3 +129,19 @@ def test_only_one_model_is_laid_out_anew():
         planning.moves(*plans)
     with pytest.raises(PlanError, match="optimizer"):
         planning.moves(plans[0], plans[0], "adam")
+
+
+def test_a_picture_of_the_bytes():
+    plans = [planning.build(MODELS[0], Layout.parse(text)) for text in ("dp2", "pp2 dp2")]
+    moves = planning.moves(*plans)
+    figure = show.switch(moves)
+    goes, stays = figure.data
+    for a, row in enumerate(moves.matrix):
+        for b, size in enumerate(row):
+            assert (stays if a == b else goes).z[a][b] == (size or None)
+            assert (goes if a == b else stays).z[a][b] is None
+    assert figure.layout.title.text.startswith("<b>dp2 → dp2 pp2 1f1b m4</b>")
+    assert goes.customdata[0][2].startswith("rank 2 takes ")
+    assert show.switch(SimpleNamespace(moves=moves)).layout.title == figure.layout.title
+    with pytest.raises(PlanError, match=r"lk\.plan\.moves"):
+        show.switch(plans[0])

@@ -5,6 +5,7 @@ from labkit.show.grades import grade_criteria, grade_statuses, grade_times, grad
 from labkit.show.losses import losses
 from labkit.show.matrix import parity
 from labkit.show.memory import memory
+from labkit.show.switch import switch
 from labkit.show.timeline import timeline
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "memory",
     "parity",
     "ranges",
+    "switch",
     "timeline",
 ]
