@@ -16,6 +16,7 @@ import pytest
 import labkit as lk
 from labkit import compiled
 from labkit.cluster import Ranks
+from tests import side_by_side
 
 # The same examples on every machine, however slow it is: a failure is one that anybody can repeat.
 hypothesis.settings.register_profile(
@@ -60,6 +61,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if name in required:
                 pytest.fail(f"{why}, and LABKIT_REQUIRE={name} asks for it", pytrace=False)
             pytest.skip(why)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Where the suite runs in several processes: what each of them does for that."""
+    side_by_side.register(config)
 
 
 @pytest.fixture(scope="session")

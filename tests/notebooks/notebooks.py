@@ -29,7 +29,8 @@ def kernel(notebook: nbformat.NotebookNode, path: pathlib.Path) -> Iterator[Note
         notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     )
     with client.setup_kernel():
+        started = psutil.Process(client.km.provisioner.pid)
         yield client
-        processes = psutil.Process().children(recursive=True)
+        processes = [started, *started.children(recursive=True)]
     _, left = psutil.wait_procs(processes, timeout=ENDS_TIMEOUT_S)
     assert not left, "processes outlived the kernel that started them"

@@ -1,12 +1,12 @@
 """Leaks are failures: what a test of ranks leaves behind is named."""
 
-import os
 import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
+from tests import shared_memory
 from tests.conftest import SharedRanks
 
 LEAK_TIMEOUT_S = 30.0
@@ -15,10 +15,10 @@ LEAK_TIMEOUT_S = 30.0
 @pytest.fixture(autouse=True)
 def no_leaks(shared_ranks: SharedRanks) -> Iterator[None]:
     """Fail a test that leaves a process or a `/dev/shm` file."""
-    before = _processes(), set(os.listdir("/dev/shm"))
+    before = _processes(), shared_memory.files()
     yield
     deadline = time.monotonic() + LEAK_TIMEOUT_S
-    while left := (_processes() - before[0] - shared_ranks.processes(), set(os.listdir("/dev/shm")) - before[1]):
+    while left := (_processes() - before[0] - shared_ranks.processes(), shared_memory.left_since(before[1])):
         if not any(left):
             return
         if time.monotonic() > deadline:

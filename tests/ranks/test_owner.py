@@ -10,6 +10,8 @@ import uuid
 import psutil
 import pytest
 
+from tests import shared_memory
+
 pytestmark = pytest.mark.ranks
 
 TIMEOUT_S = 60.0
@@ -39,7 +41,7 @@ class Owner:
         self.mark = uuid.uuid4().hex
         self.folder = folder
         environment = {**os.environ, "LABKIT_TEST_MARK": self.mark, "TMPDIR": str(folder)}
-        self.files = set(os.listdir("/dev/shm"))
+        self.files = shared_memory.files()
         self.process = subprocess.Popen(
             [sys.executable, "-c", code + then],
             env=environment,
@@ -80,7 +82,7 @@ class Owner:
         while [name for name in os.listdir(self.folder) if name.startswith("labkit-")]:
             assert time.monotonic() < began_s + TIMEOUT_S, f"folders stay: {folders}"
             time.sleep(0.02)
-        assert set(os.listdir("/dev/shm")) <= self.files
+        assert not shared_memory.left_since(self.files)
 
     def end(self) -> None:
         self.process.kill()

@@ -14,6 +14,7 @@ import pytest
 import labkit as lk
 from labkit.cluster import Ranks
 from labkit.errors import ClusterError, RankError, RankLost, RankTimeout
+from tests import shared_memory
 from tests.ranks import waits
 
 pytestmark = pytest.mark.ranks
@@ -182,7 +183,7 @@ def start_processes() -> list[int]:
 
 
 def test_what_a_killed_rank_had_started_ends_with_it(broken: Ranks) -> None:
-    files = set(os.listdir("/dev/shm"))
+    files = shared_memory.files()
     pids = broken.run(start_processes)
     broken.kill(1)
     until(lambda: not any(map(psutil.pid_exists, pids[1])), "what rank 1 had started is gone")
@@ -190,7 +191,7 @@ def test_what_a_killed_rank_had_started_ends_with_it(broken: Ranks) -> None:
     for rank in (0, 2, 3):
         broken.kill(rank)
     until(lambda: not any(psutil.pid_exists(pid) for one in pids for pid in one), "everything else is gone too")
-    until(lambda: set(os.listdir("/dev/shm")) <= files, "shared memory is gone")
+    until(lambda: not shared_memory.left_since(files), "shared memory is gone")
 
 
 def test_spares_take_the_place_of_the_dead() -> None:
@@ -228,7 +229,7 @@ def test_death_of_the_store_is_mended_and_of_the_controller_is_said() -> None:
 
 
 def test_death_of_the_keeper_ends_everything_and_is_said() -> None:
-    files = set(os.listdir("/dev/shm"))
+    files = shared_memory.files()
     ranks = lk.cluster.start(2)
     keeper = psutil.Process(ranks._crew.keeping.pid)
     processes = keeper.children(recursive=True)
@@ -242,7 +243,7 @@ def test_death_of_the_keeper_ends_everything_and_is_said() -> None:
         ranks.run(waits.sum_of_ranks)
     until(lambda: not any(map(runs, processes + started)), "all processes are gone")
     until(lambda: not os.path.exists(folder), "the folder is gone")
-    until(lambda: not [name for name in os.listdir("/dev/shm") if name not in files], "shared memory is gone")
+    until(lambda: not shared_memory.left_since(files), "shared memory is gone")
     ranks.stop()
     ranks.stop()
     with pytest.raises(ClusterError, match="stopped"):

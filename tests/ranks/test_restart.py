@@ -1,7 +1,6 @@
 """Many restarts, and many starts and stops, leave nothing behind in this process or on this machine."""
 
 import gc
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ import pytest
 
 import labkit as lk
 from labkit.cluster import Ranks
+from tests import shared_memory
 from tests.ranks import waits
 
 pytestmark = pytest.mark.ranks
@@ -28,15 +28,14 @@ def held() -> dict[str, int]:
         "processes": len(process.children(recursive=True)),
         "threads": process.num_threads(),
         "descriptors": process.num_fds(),
-        "shared memory": len(os.listdir("/dev/shm")),
     }
 
 
-def assert_no_growth(before: dict[str, int]) -> None:
+def assert_no_growth(before: dict[str, int], files: set[str]) -> None:
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
-    while any(number > before[what] for what, number in held().items()):
+    while any(number > before[what] for what, number in held().items()) or shared_memory.left_since(files):
         names = [thread.name for thread in threading.enumerate()]
-        assert time.monotonic() < deadline, f"before {before}, now {held()}; threads {names}"
+        assert time.monotonic() < deadline, f"before {before}, now {held()}, {shared_memory.left_since(files)}; {names}"
         time.sleep(0.1)
 
 
@@ -44,12 +43,12 @@ def assert_no_growth(before: dict[str, int]) -> None:
 def test_restarts_in_a_row(ranks: Ranks) -> None:
     pids = ranks.pids
     ranks.restart(1)
-    before = held()
+    before, files = held(), shared_memory.files()
     for _ in range(NUM_RESTARTS):
         ranks.restart(1)
     assert ranks.run(waits.sum_of_ranks) == [6.0] * 4
     assert ranks.pids == {**pids, 1: ranks.pids[1]}
-    assert_no_growth(before)
+    assert_no_growth(before, files)
 
 
 @pytest.mark.timeout(900)
@@ -87,7 +86,7 @@ def test_twenty_starts_and_stops_two_at_a_time() -> None:
                 done.result()
 
     one_round()  # what is made once for all
-    before = held()
+    before, files = held(), shared_memory.files()
     for _ in range(NUM_ROUNDS):
         one_round()
-    assert_no_growth(before)
+    assert_no_growth(before, files)
