@@ -10,16 +10,14 @@ import psutil
 
 from labkit.errors import ClusterError, PlanError, ranks_text
 from labkit.launch.run import Run
-from labkit.plan import Plan
+from labkit.plan import Plan, build
+from labkit.predict import state_bytes
 from labkit.spec import Pace, Training
 
 if TYPE_CHECKING:
     from labkit.cluster import Ranks
 
 __all__ = ["last_run", "train"]
-
-# fp32: weight and gradient, and AdamW's two moments.
-_BYTES_PER_PARAMETER = {"adamw": 16, "sgd": 8}
 
 _starting = threading.Lock()
 _runs: "weakref.WeakKeyDictionary[Ranks, Run]" = weakref.WeakKeyDictionary()
@@ -142,14 +140,25 @@ def check_plan(plan: Any, num_ranks: int) -> None:
 
 def check_memory(plan: Plan, optimizer: str, available_bytes: int) -> None:
     """Refuse what cannot fit the memory that CPU ranks share: it would end the machine, not only the run."""
-    per_parameter = _BYTES_PER_PARAMETER[optimizer]
-    needed = sum(plan.num_parameters(rank) for rank in range(plan.world_size)) * per_parameter
-    if needed > available_bytes:
+    each = [state_bytes(plan, rank, optimizer) for rank in range(plan.world_size)]
+    if sum(each) > available_bytes:
+        most = max(each)
         raise PlanError(
-            f"weights, gradients and optimizer states of all ranks take {needed / 2**30:,.0f} GiB ({per_parameter} "
-            f"bytes a parameter), but {available_bytes / 2**30:,.1f} GiB are free: CPU ranks share this machine's "
-            "memory. Train a smaller model, for example Model.preset('tiny'); larger ones are to plan with."
+            f"weights, gradients and optimizer states of '{plan.layout}' take {sum(each) / 2**30:,.1f} GiB "
+            f"({most / 2**30:,.1f} GiB on rank {each.index(most)}), but {available_bytes / 2**30:,.1f} GiB are free: "
+            f"CPU ranks share this machine's memory. {_smaller(plan, optimizer, available_bytes)}"
         )
+
+
+def _smaller(plan: Plan, optimizer: str, available_bytes: int) -> str:
+    """What would fit: more sharding if that does, else a smaller model."""
+    try:
+        sharded = build(plan.model, dataclasses.replace(plan.layout, zero_stage=3), plan.schedule)
+    except PlanError:
+        sharded = plan
+    if sum(state_bytes(sharded, rank, optimizer) for rank in range(sharded.world_size)) <= available_bytes:
+        return f"Use '{sharded.layout}'."
+    return "Train a smaller model, for example Model.preset('tiny'); larger ones are to plan with."
 
 
 def check_ranks(ranks: "Ranks") -> list[str]:

@@ -46,7 +46,7 @@ def held(layout: Layout, engine: str, shapes: Iterable[Shape], dp_rank: int) -> 
     else:
         index = dp_rank % num_shards
         part = sum(_share(shape[0], num_shards, index) * math.prod(shape[1:]) for shape in listed)
-    parameters = part if layout.zero_stage == 3 and layout.reshards else whole
+    parameters = part if layout.zero_stage >= 2 and layout.reshards else whole
     return Holding(parameters, part if layout.zero_stage >= 2 else whole, part)
 
 

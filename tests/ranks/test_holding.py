@@ -15,7 +15,7 @@ MODEL = Model(
     activation="gelu", bias=True, tied_embeddings=True,
 )  # fmt: skip
 LAYOUTS = ("dp4 torch", "dp4 zero1 torch", "dp4 zero2 torch", "dp2 tp2 zero3 torch", "dp2 pp2 zero3 torch",
-           "dp4 zero3 hybrid2 torch", "dp4 zero3 no_reshard torch")  # fmt: skip
+           "dp4 zero2 reshard torch", "dp4 zero3 hybrid2 torch", "dp4 zero3 no_reshard torch")  # fmt: skip
 
 
 def elements_held() -> tuple[int, int]:

@@ -266,5 +266,5 @@ def test_the_progress_line_ends_as_one_line(ranks, capsys):
 
 def test_a_model_that_the_machine_cannot_hold_is_refused_before_any_rank_is_asked(ranks):
     plan = lk.plan.build(lk.spec.Model.preset("llama3-405b"), lk.spec.Layout.parse("dp4"))
-    with pytest.raises(PlanError, match=r"take [\d,]+ GiB \(16 bytes a parameter\), but [\d,.]+ GiB are free"):
+    with pytest.raises(PlanError, match=r"take 24,\d\d\d\.\d GiB \([\d,.]+ GiB on rank 0\), but [\d,.]+ GiB are free"):
         lk.launch.train(ranks, plan, num_steps=1)
