@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from labkit import plan, predict, show, widgets
+from labkit import launch, plan, predict, show, widgets
 from labkit.errors import ClusterError, LabError, PlanError, RankTimeout
 from labkit.spec import Layout, Model, Pace
 from labkit.trace import Event, Trace
@@ -267,12 +267,47 @@ def test_run_trains_on_the_ranks_and_draws_what_they_did(cockpit: widgets.Cockpi
 def test_a_second_layout_lies_over_the_first(cockpit: widgets.Cockpit) -> None:
     cockpit.view.paced.value = False
     for text in ("dp4", "tp2 pp2 m4"):
-        cockpit.layout = Layout.parse(text)
-        cockpit.view.run.click()
-        cockpit.wait(WAIT_S)
+        run(cockpit, text, 3)
     first, second = cockpit.figures["losses"].data
     assert first.name != second.name
     np.testing.assert_allclose(first.y, second.y, rtol=1e-5)
+
+
+@pytest.mark.ranks
+def test_training_goes_on_under_another_layout_as_if_nothing_had_changed(cockpit: widgets.Cockpit) -> None:
+    cockpit.view.paced.value = False
+    run(cockpit, "dp4", 6)
+    run(cockpit, "dp2 pp2 m4", 3)
+    cockpit.view.begin.value = "live"
+    last = run(cockpit, "tp4", 2)
+    assert (last.training.start, last.plan.layout.tp) == ("live", 4)
+    assert "Switched in" in cockpit.view.status.value
+    run(cockpit, "tp4", 1)
+    whole, changed = cockpit.figures["losses"].data
+    assert changed.name == "dp2 pp2 1f1b m4 b2 → tp4 b16"
+    np.testing.assert_allclose(changed.y, whole.y, rtol=1e-5)
+    (mark,) = cockpit.figures["losses"].layout.shapes
+    assert mark.x0 == 2.5
+
+
+@pytest.mark.ranks
+def test_a_training_that_a_cell_began_can_go_on(cockpit: widgets.Cockpit, ranks: Any) -> None:
+    cockpit.view.paced.value = False
+    cell = launch.train(ranks, plan.build(TINY, Layout.parse("dp4 b4")), 2, progress=False)
+    cockpit.view.begin.value = "live"
+    went_on = run(cockpit, "dp4 b4", 1)
+    (curve,) = cockpit.figures["losses"].data
+    assert list(curve.y) == [*cell.losses, *went_on.losses]
+
+
+def run(cockpit: widgets.Cockpit, text: str, num_steps: int) -> launch.Run:
+    cockpit.layout = Layout.parse(text)
+    cockpit.view.num_steps.value = num_steps
+    cockpit.view.run.click()
+    assert cockpit.run is not None, cockpit.view.status.value
+    ended = cockpit.wait(WAIT_S)
+    assert (ended.state, ended.error) == ("done", None)
+    return ended
 
 
 @pytest.mark.ranks

@@ -1,10 +1,12 @@
 """The parameters of a stage: names, shapes, and along which side tensor parallelism splits them."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from labkit.plan.plan import Plan
 from labkit.spec import Model
+
+if TYPE_CHECKING:
+    from labkit.plan.plan import Plan
 
 __all__ = ["EMBEDDING", "HEAD", "Parameter", "canonical", "of_stage"]
 
@@ -38,11 +40,12 @@ def canonical(name: str, model: Model) -> str:
     return EMBEDDING if name == HEAD and model.tied_embeddings else name
 
 
-def of_stage(plan: Plan, stage: int) -> list[Parameter]:
+def of_stage(plan: "Plan", stage: int) -> list[Parameter]:
     """Return what a stage holds, by the names of its own modules, in their order.
 
     With tied embeddings and several stages both ends hold the matrix: the last one as its head.
 
+    >>> from labkit.plan import Plan
     >>> from labkit.spec import Layout, Model
     >>> plan = Plan(model=Model.preset("tiny"), layout=Layout.parse("pp4"))
     >>> [(one.name, one.rows, one.columns, one.split) for one in of_stage(plan, 3)[-2:]]

@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.errors import PlanError
-from labkit.plan.holding import Holding, held, stage_shapes
+from labkit.plan.holding import Holding, held, on_rank
+from labkit.plan.parameters import Parameter, of_stage
 from labkit.plan.text import html_table, text_table
 from labkit.schedule import Action, stages_of
 from labkit.schedule import build as build_schedule
@@ -227,7 +228,7 @@ class Plan:
         >>> _example("dp1").num_parameters(0) == Model.preset("tiny").num_parameters
         True
         """
-        return sum(math.prod(shape) for shape in self._shapes(rank))
+        return sum(math.prod(on_rank(one, self.layout.tp)) for one in self._parameters(rank))
 
     def holding(self, rank: int) -> Holding:
         """Return how much of its parameters, gradients and optimizer states a rank keeps, in elements.
@@ -242,11 +243,11 @@ class Plan:
         >>> _example("dp4 zero3").holding(0)
         Holding(parameters=200992, gradients=200992, optimizer=200992)
         """
-        return held(self.layout, self.engine, self._shapes(rank), self.placement(rank).dp_rank)
+        return held(self.layout, self.engine, self._parameters(rank), self.placement(rank).dp_rank)
 
-    def _shapes(self, rank: int) -> list[tuple[int, ...]]:
-        model, tp = self.model, self.layout.tp
-        return [shape for stage in self.stages(rank) for shape in stage_shapes(model, self.layers(stage), tp)]
+    def _parameters(self, rank: int) -> list[Parameter]:
+        """What its stages hold, whole; a tied matrix counts once in a stage, and twice on a rank with both ends."""
+        return [one for stage in self.stages(rank) for one in of_stage(self, stage)]
 
     def summary(self) -> str:
         """Return a text table of each rank's place, layers and parameters; past 16 ranks, the first 15 and the last.

@@ -14,6 +14,7 @@ from labkit.plan import Plan
 from labkit.spec import Layout, Model, Pace
 from labkit.trace import Event, Trace
 from labkit.widgets.choices import AXES, Choices, Refusal
+from labkit.widgets.curves import Curves
 from labkit.widgets.live import Live
 from labkit.widgets.pictures import Pictures
 from labkit.widgets.view import View, build_view
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 # the same work and only its bubbles and its communication differ.
 SAMPLE_FORWARD_S = 0.06
 BACKWARD_PER_FORWARD = 2.0
-MAX_CURVES = 4
 
 
 def cockpit(ranks: "Ranks", model: Model | None = None, *, num_steps: int = 10) -> "Cockpit":
@@ -57,7 +57,8 @@ class Cockpit:
         self._choices = Choices.of(len(ranks), model)
         self._layout = self._choices.nearest(Layout(dp=max(1, len(ranks) // 2), pp=2))
         self._live: Live | None = None
-        self._curves: dict[str, Sequence[float]] = {}
+        self._curves = Curves()
+        self._switch: launch.Switch | None = None
         self._moving = False
         self.refusal: Refusal | None = None
         self.run: launch.Run | None = None
@@ -65,7 +66,7 @@ class Cockpit:
         self._pictures = Pictures(
             predicted=self._predicted(plan, paced=True),
             measured=show.timeline(_measured(plan, (), None)),
-            losses=show.losses({}),
+            losses=self._curves.figure(),
         )
         self.view: View = build_view(self._choices, self._pictures, num_steps)
         self._place_controls(self._layout)
@@ -203,12 +204,37 @@ class Cockpit:
             )
         if self.refusal is not None:
             raise PlanError(self.refusal.reason)
+        plan, start = self._plan(), self.view.begin.value
         pace = declared_pace(self._layout) if self.view.paced.value else None
+        before = self._go_on(ranks, plan) if start == "live" else None
         num_steps = self.view.num_steps.value
-        self.run = launch.train(ranks, self._plan(), num_steps, pace=pace, block=False, progress=False)
+        run = launch.train(ranks, plan, num_steps, start=start, pace=pace, block=False, progress=False)
+        self._name_curve(str(plan.layout), before)
+        self.run = run
         self._allow_buttons()
         self.view.say("Starting.")
         self._live = Live(self.run, self._draw, self._ended)
+
+    def _go_on(self, ranks: "Ranks", plan: Plan) -> launch.Run:
+        """Give the live training this layout, where it has another; returns the run that it comes from."""
+        before = launch.last_run(ranks)
+        if before is None:
+            raise PlanError("nothing was run on these ranks: there is no training to go on with. Choose 'afresh'.")
+        self._switch = None
+        if before.plan != plan:
+            self.view.say(f"Switching from '{before.plan.layout}' to '{plan.layout}'.")
+            self._switch = launch.switch(ranks, plan, progress=False)
+        return before
+
+    def _name_curve(self, layout: str, before: launch.Run | None) -> None:
+        """The losses to come are of a new curve, or go on with that of a run."""
+        if before is None:
+            self._switch = None
+            self._curves.begin(layout)
+            return
+        if before is not self.run:  # it was started in a cell
+            self._curves.begin(str(before.plan.layout), before.losses)
+        self._curves.go_on(layout)
 
     def _draw(self, run: launch.Run, events: Sequence[Event]) -> None:
         """Draw a run as far as it is; runs on the thread that follows it."""
@@ -217,16 +243,10 @@ class Cockpit:
         trace = run.trace if ended else _measured(run.plan, events, run.training.pace)
         if trace.events:
             self._pictures.draw("measured", show.timeline(trace))
-        self._remember(str(run.plan.layout), losses)
-        self._pictures.draw("losses", show.losses(self._curves))
+        self._curves.update(losses)
+        self._pictures.draw("losses", self._curves.figure())
         if losses and not ended:
             self.view.say(f"Step {len(losses)} of {run.training.num_steps}, loss {losses[-1]:.4f}.")
-
-    def _remember(self, name: str, losses: Sequence[float]) -> None:
-        """Keep this curve and those of the newest other layouts, to lay one over the other."""
-        self._curves[name] = losses
-        while len(self._curves) > MAX_CURVES:
-            self._curves.pop(next(iter(self._curves)))
 
     def _ended(self, run: launch.Run) -> None:
         self._allow_buttons()
@@ -236,7 +256,10 @@ class Cockpit:
         speed = f", {run.tokens_per_s:,.0f} tokens/s" if run.tokens_per_s else ""
         last = f", loss {run.losses[-1]:.4f}" if run.losses else ""
         verb = "Done" if run.state == "done" else "Stopped"
-        self.view.say(f"{verb}: {len(run.losses)} steps{last}{speed}.", "good" if run.state == "done" else "quiet")
+        text = f"{verb}: {len(run.losses)} steps{last}{speed}."
+        if self._switch is not None:
+            text += f" Switched in {self._switch.seconds:.2f} s, {self._switch.num_bytes / 1e6:.1f} MB between ranks."
+        self.view.say(text, "good" if run.state == "done" else "quiet")
 
 
 def declared_pace(layout: Layout) -> Pace:

@@ -20,6 +20,7 @@ class View:
 
     Attributes:
         rows: the row of each axis of a layout.
+        begin: whether a run starts afresh or goes on with the live training, under whatever layout.
         paced: whether durations are declared.
         num_steps: how many steps a run takes.
         run: starts a run.  stop: ends it after its step.
@@ -29,6 +30,7 @@ class View:
     """
 
     rows: dict[str, Row]
+    begin: ipw.ToggleButtons
     paced: ipw.Checkbox
     num_steps: ipw.BoundedIntText
     run: ipw.Button
@@ -44,6 +46,7 @@ class View:
                 ipw.HTML(f"<style>{_CSS.read_text(encoding='utf-8')}</style>", layout={"display": "none"}),
                 self.layout_text,
                 arranged(self.rows),
+                _line("training", self.begin),
                 _line("steps", self.num_steps, self.paced),
                 _line("", self.run, self.stop),
                 self.status,
@@ -87,6 +90,11 @@ def build_view(choices: Choices, pictures: Pictures, num_steps: int) -> View:
     """Make the widgets."""
     return View(
         rows=build_rows(choices),
+        begin=ipw.ToggleButtons(
+            options=[("afresh", "fresh"), ("go on", "live")],
+            tooltips=["from step 0, with new weights", "with the weights there are; a change of layout moves them"],
+            style={"button_width": "auto"},
+        ),
         paced=ipw.Checkbox(value=True, description="paced", indent=False, tooltip="durations as declared"),
         num_steps=ipw.BoundedIntText(value=num_steps, min=1, max=10_000, layout={"width": "90px"}),
         run=ipw.Button(description="Run", button_style="success", icon="play", layout={"width": "104px"}),
