@@ -144,17 +144,43 @@ def test_impossible_layouts_say_both_numbers_the_rule_and_the_fix(fields, text, 
 @pytest.mark.parametrize(
     ("text", "nearest"),
     [
-        ("dp2 zero3 offload:all", "dp2 zero3"),
         ("pp2 interleaved v2 m4 fp8", "pp2 interleaved v2 m4 bf16"),
         ("tp2 sp deepspeed", "tp2 sp"),
-        ("dp2 deepspeed", "dp2"),
-        ("pp2 gpipe offload:optimizer", "pp2 gpipe m4"),
+        ("pp2 gpipe zero1 offload:optimizer", "pp2 zero1 gpipe m4"),
+        ("dp2 tp2 zero3 offload:all", "dp2 tp2 zero3"),
+        ("dp2 zero3 no_reshard deepspeed", "dp2 zero3 no_reshard"),
+        ("dp4 zero3 hybrid2 offload:all", "dp4 zero3 offload:all"),
+        ("dp2 zero1 offload:optimizer torch", "dp2 zero1 offload:optimizer"),
+        ("dp2 offload:optimizer", "dp2 zero1 offload:optimizer"),
     ],
 )
-def test_what_this_release_does_not_run_names_the_nearest_that_it_does(text, nearest):
-    with pytest.raises(PlanError, match=f"is not in this release: .* Use '{nearest}'"):
+def test_what_no_engine_runs_names_the_nearest_that_one_does(text, nearest):
+    with pytest.raises(PlanError, match=f": .* Use '{nearest}'"):
         built(text)
-    assert built(nearest).engine == "torch"
+    built(nearest)
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        ("dp4", "torch"),
+        ("dp4 deepspeed", "deepspeed"),
+        ("dp1 zero3", "torch"),
+        ("dp1 zero3 deepspeed", "deepspeed"),
+        ("dp4 zero1", "deepspeed"),
+        ("dp4 zero3", "deepspeed"),
+        ("dp4 zero3 torch", "torch"),
+        ("dp4 zero3 no_reshard", "torch"),
+        ("dp4 zero2 reshard", "torch"),
+        ("dp4 zero3 hybrid2", "torch"),
+        ("dp2 tp2 zero3", "torch"),
+        ("dp2 pp2 zero1", "torch"),
+        ("dp1 zero1 offload:optimizer", "deepspeed"),
+        ("dp2 zero3 offload:all", "deepspeed"),
+    ],
+)
+def test_the_engine_that_runs_a_layout(text, engine):
+    assert built(text).engine == engine
 
 
 @given(st.builds(Layout, **DEGREES | {"num_virtual_stages": st.integers(1, 3), "zero_stage": st.integers(0, 3)}))

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from labkit.errors import PlanError
+from labkit.plan.engine import choose
 from labkit.plan.own import Schedule, read_own
 from labkit.plan.plan import Plan
 from labkit.schedule import check_virtual_stages
@@ -50,7 +51,7 @@ def build(model: Model, layout: Layout, schedule: Schedule | None = None) -> Pla
     _check_tensor_parallel(model, layout)
     _check_pipeline(model, layout)
     _check_release(layout)
-    return Plan(model=model, layout=layout, engine="torch", schedule=read_own(schedule, layout))
+    return Plan(model=model, layout=layout, engine=choose(layout), schedule=read_own(schedule, layout))
 
 
 def _check_layout(layout: Layout) -> None:
@@ -145,17 +146,6 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
 
 
 def _check_release(layout: Layout) -> None:
-    supported = replace(
-        layout,
-        precision="bf16" if layout.precision == "fp8" else layout.precision,
-        offload="none",
-        engine="auto" if layout.engine == "deepspeed" else layout.engine,
-    )
-    if supported == layout:
-        return
-    names = [name for name in Layout.__dataclass_fields__ if getattr(layout, name) != getattr(supported, name)]
-    what = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
-    raise PlanError(
-        f"{what} is not in this release: it runs every zero stage and schedule in fp32 or bf16 on torch. "
-        f"Use '{supported}'."
-    )
+    if layout.precision == "fp8":
+        supported = replace(layout, precision="bf16", offload="none", engine="auto")
+        raise PlanError(f"precision='fp8' is not in this release: it runs fp32 and bf16. Use '{supported}'.")

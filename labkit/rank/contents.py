@@ -1,11 +1,13 @@
 """What a live state holds for every element, by the parameter's name: read, and filled, for a change of layout."""
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from labkit.plan.moves import STATES, WEIGHT
+from labkit.rank.optimizer import Sharded
+from labkit.rank.parameters import Weights
 from labkit.rank.state import State
 
 
@@ -42,10 +44,11 @@ class TorchContents:
     """
 
     def __init__(self, state: State, *, fresh: bool = False) -> None:
-        self._tensors = state.weights.tensors
-        parts = [part for group in state.optimizer.param_groups for part in group["params"]]
+        weights, made = cast(Weights, state.weights), cast(Sharded, state.optimizer)
+        self._tensors = weights.tensors
+        parts = [part for group in made.param_groups for part in group["params"]]
         self._parts = dict(zip(self._tensors, parts, strict=True))
-        self._states = state.optimizer.state
+        self._states = made.state
         self._counts = "step" if STATES[state.optimizer_kind] else ""
         if fresh:
             for part in parts if self._counts else ():

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
+import torch.distributed as dist
+
 from labkit import compiled
 from labkit.errors import LabError
 from labkit.rank import groups
@@ -93,6 +95,13 @@ def forget_groups() -> None:
         for variable in variables if other is not None else ():
             setattr(other, variable, None)
     number_from((0, 0))
+
+
+def enter_world(group: dist.ProcessGroup, backend: object) -> None:
+    """Make a group DeepSpeed's world, to which it talks through a backend; what it knew of others is forgotten."""
+    forget_groups()
+    sys.modules["deepspeed.comm.comm"].cdb = backend  # type: ignore[attr-defined]
+    sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = group  # type: ignore[attr-defined]
 
 
 def numbers() -> tuple[int, int]:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.rank.recorder import Recorder, num_bytes
+from labkit.rank.state import Settings
 from labkit.spec import Training
 
 GROUP = "dp"
@@ -94,7 +95,7 @@ class Sharded:
         return -(-tensor.numel() // self._num_ranks)
 
 
-def adjust(optimizer: torch.optim.Optimizer | Sharded, training: Training) -> None:
+def adjust(optimizer: Settings, training: Training) -> None:
     """Give a live optimizer the settings of the run that goes on with it."""
     for group in optimizer.param_groups:
         group["lr"] = training.learning_rate

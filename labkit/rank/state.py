@@ -2,17 +2,54 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from labkit.errors import PlanError
 from labkit.plan import Plan
 from labkit.rank import groups
-from labkit.rank.optimizer import Sharded
-from labkit.rank.parameters import Weights
+from labkit.rank.mesh import Mesh
 from labkit.rank.recorder import Recorder
 from labkit.spec import Training
+
+
+class Held(Protocol):
+    """This rank's weights, whatever engine holds them."""
+
+    mesh: Mesh
+
+    def gather(self) -> dict[str, Tensor]:
+        """Return every parameter of the whole model, whole, on every member rank."""
+
+
+class Settings(Protocol):
+    """An optimizer, as far as its settings go."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The settings."""
+
+
+class Update(Protocol):
+    """What comes after the backward: norm, clipping, the optimizer's step."""
+
+    def squared_norm(self) -> Tensor:
+        """This rank's share of the squared global gradient norm; 0 where the engine tells the norm after its update."""
+
+    def apply(self, norm: float, clip_norm: float | None) -> float:
+        """Update the weights.
+
+        Args:
+            norm: the global gradient norm, from all ranks' shares.
+            clip_norm: the largest norm, or None.
+
+        Returns:
+            The global gradient norm before clipping. Where it is not finite, weights are those before the step.
+        """
+
+    def close(self) -> None:
+        """Let go of what the engine holds outside the state."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,18 +59,20 @@ class State:
     Attributes:
         plan: the plan it was built for.
         optimizer_kind: "adamw" or "sgd".
-        weights: parameters as local tensors.
-        optimizer: over those tensors.
+        weights: parameters, for torch's engine as local tensors (`parameters.Weights`).
+        optimizer: over those.
         forward_backward: runs a step's micro-batches; returns this rank's share of the loss.
+        update: what comes after it.
         recorder: what the modules record into.
         step: steps done, which is also the position in the data: a step's samples depend on its number.
     """
 
     plan: Plan
     optimizer_kind: str
-    weights: Weights
-    optimizer: torch.optim.Optimizer | Sharded
+    weights: Held
+    optimizer: Settings
     forward_backward: Callable[[Tensor, Tensor], Tensor]
+    update: Update
     recorder: Recorder
     step: int
 
@@ -56,6 +95,7 @@ def end(why: str) -> None:
     """Drop the live state; `why` is what a later `start='live'` says."""
     if _slot.state is not None:
         _slot.state.recorder.close()
+        _slot.state.update.close()
     _slot.state = None
     _slot.why_none = why
 

@@ -3,7 +3,6 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +11,10 @@ from torch import Tensor
 
 from labkit.errors import LabError, ranks_text
 from labkit.plan import Plan
-from labkit.rank import data, data_parallel, groups, mesh, optimizer, report, state, tensor_parallel
+from labkit.rank import data, deepspeed_engine, groups, mesh, optimizer, report, state, tensor_parallel, torch_engine
 from labkit.rank.mesh import Mesh
-from labkit.rank.model import Transformer, mean_loss
-from labkit.rank.parameters import Weights, build_stage
-from labkit.rank.pipeline_parallel import Pipeline, Stage, has_loop
-from labkit.rank.recorder import Recorder
 from labkit.rank.state import State
-from labkit.spec import Layout, Training
+from labkit.spec import Training
 
 
 def train(plan: Plan, training: Training) -> dict[str, Any] | None:
@@ -66,7 +61,7 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
 
 
 def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool = True) -> State:
-    """Make a fresh state: this rank's stages with their initial weights, wrapped as the layout says, and an optimizer.
+    """Make a fresh state with the plan's engine: weights, wrapped as the layout says, and an optimizer.
 
     Runs on: the layout's ranks at once.
 
@@ -76,86 +71,8 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool = True
         own: this rank's place and groups.
         initialised: False leaves the weights as memory is, for one who fills them.
     """
-    layout, device = plan.layout, groups.device()
-    indices = plan.stages(own.rank)
-    recorder = Recorder(device, indices[0] if len(indices) == 1 else None)
-    seed = training.seed if initialised else None
-    stages = [build_stage(plan, index, seed, device) for index in indices]
-    split: dict[str, int] = {}
-    for stage in stages if layout.tp > 1 else ():
-        split |= tensor_parallel.shard(stage, own.device_mesh["tp"], recorder, sequence=layout.sequence_parallel)
-    nets = [_over_dp(stage, plan, own, recorder) for stage in stages]
-    weights = Weights(stages, plan, own, split)
-    loss = tensor_parallel.Loss(own.device_mesh["tp"], recorder) if layout.tp > 1 else mean_loss
-    loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
-    forward_backward: Pipeline | data_parallel.Accumulation
-    if layout.pp > 1:
-        forward_backward = _pipeline(nets, plan, own, recorder, loss, loss_scale)
-    else:
-        forward_backward = data_parallel.Accumulation(
-            nets[0], loss, layout.num_microbatches, loss_scale, recorder, keeps_gathered=not layout.reshards
-        )
-    return State(
-        plan=plan,
-        optimizer_kind=training.optimizer,
-        weights=weights,
-        optimizer=_optimizer(training, layout, weights, recorder),
-        forward_backward=forward_backward,
-        recorder=recorder,
-        step=0,
-    )
-
-
-def _over_dp(stage: Transformer, plan: Plan, own: Mesh, recorder: Recorder) -> torch.nn.Module:
-    layout = plan.layout
-    if layout.dp == 1:
-        return stage
-    has_shards = layout.tp > 1
-    if layout.zero_stage >= 2:
-        return data_parallel.shard(stage, own.shards, reshard=layout.reshards, has_shards=has_shards, recorder=recorder)
-    if _adds_up_at_the_end(plan):
-        return stage
-    return data_parallel.wrap(stage, own.device_mesh["dp"], has_shards=has_shards, recorder=recorder)
-
-
-def _adds_up_at_the_end(plan: Plan) -> bool:
-    """Whether gradients are added up over dp when the schedule says that they are complete, and not by a wrapper."""
-    layout = plan.layout
-    return layout.pp > 1 and layout.dp > 1 and layout.zero_stage < 2 and not has_loop(plan)
-
-
-def _pipeline(
-    nets: Sequence[torch.nn.Module],
-    plan: Plan,
-    own: Mesh,
-    recorder: Recorder,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    loss_scale: float,
-) -> Pipeline:
-    adds_up = _adds_up_at_the_end(plan)
-    piped = []
-    for net, index in zip(nets, plan.stages(own.rank), strict=True):
-        gradient_sum = data_parallel.GradientSum(net, own.group("dp"), recorder, index) if adds_up else None
-        stage = Stage(
-            net,
-            plan,
-            index,
-            device=groups.device(),
-            group=own.group("pp"),
-            recorder=recorder,
-            gradient_sum=gradient_sum,
-        )
-        piped.append(stage)
-    return Pipeline(piped, plan, loss, loss_scale)
-
-
-def _optimizer(
-    training: Training, layout: Layout, weights: Weights, recorder: Recorder
-) -> torch.optim.Optimizer | optimizer.Sharded:
-    tensors = weights.tensors.values()
-    if layout.zero_stage == 1 and layout.dp > 1:
-        return optimizer.Sharded(training, tensors, weights.mesh.group("dp"), recorder)
-    return optimizer.make(training, tensors)
+    build_state = deepspeed_engine.build if plan.engine == "deepspeed" else torch_engine.build
+    return build_state(plan, training, own, initialised=initialised)
 
 
 def gather_weights(live: State | None = None) -> dict[str, Tensor]:
@@ -212,25 +129,21 @@ def step(live: State, training: Training, text: Tensor) -> tuple[float, float, b
     Raises:
         LabError: loss or norm is not finite; weights are then still those before the step.
     """
-    plan, weights, recorder = live.plan, live.weights, live.recorder
+    plan, recorder = live.plan, live.recorder
     recorder.begin_step(live.step)
     start = recorder.mark()
     tokens, targets = data.batch(
-        text, plan.model, plan.layout, seed=training.seed, step=live.step, dp_rank=weights.mesh.place.dp_rank
+        text, plan.model, plan.layout, seed=training.seed, step=live.step, dp_rank=live.weights.mesh.place.dp_rank
     )
     device = groups.device()
     with tensor_parallel.loss_over_shards(plan.layout.tp):
         share = live.forward_backward(tokens.to(device), targets.to(device))
-    gradients = weights.collect_gradients()
-    loss, squared_norm, num_stops = _agree(live, share, weights.squared_norm(gradients))
+    loss, squared_norm, num_stops = _agree(live, share, live.update.squared_norm())
     norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
+    if math.isfinite(loss) and math.isfinite(norm):
+        norm = live.update.apply(norm, training.clip_norm)
     if not (math.isfinite(loss) and math.isfinite(norm)):
         _refuse(live, training, loss, norm, share)
-    update = recorder.mark()
-    optimizer.clip(gradients.values(), norm, training.clip_norm)
-    live.optimizer.step()
-    weights.clear_gradients()
-    recorder.add("optimizer", update)
     recorder.memory()
     recorder.add("step", start)
     return loss, norm, num_stops > 0

@@ -1,4 +1,4 @@
-"""What the ZeRO stages send, to the byte."""
+"""What the ZeRO stages send on torch, to the byte."""
 
 import functools
 
@@ -12,9 +12,9 @@ pytestmark = pytest.mark.ranks
 # In units of all parameters' bytes. ZeRO-1 adds up gradients once a step and gathers what was updated; ZeRO-2 gathers
 # once a step and scatters in each micro-batch; ZeRO-3 gathers twice in each.
 EXPECTED = {
-    "dp4 zero1 m2": {"all_reduce": 1.0, "all_gather": 1.0},
-    "dp4 zero2 m2": {"all_gather": 1.0, "reduce_scatter": 2.0},
-    "dp4 zero3 m2": {"all_gather": 4.0, "reduce_scatter": 2.0},
+    "dp4 zero1 m2 torch": {"all_reduce": 1.0, "all_gather": 1.0},
+    "dp4 zero2 m2 torch": {"all_gather": 1.0, "reduce_scatter": 2.0},
+    "dp4 zero3 m2 torch": {"all_gather": 4.0, "reduce_scatter": 2.0},
     # Two replicas of two shards: each rank's half is added up over the replicas.
     "dp4 zero3 hybrid2": {"all_gather": 2.0, "reduce_scatter": 1.0, "all_reduce": 0.5},
 }

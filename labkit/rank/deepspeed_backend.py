@@ -1,0 +1,148 @@
+"""DeepSpeed's way to torch.distributed, over the ranks of one layout, with every collective recorded.
+
+DeepSpeed takes its world for its data-parallel group, and asks all of it for barriers and groups. A layout may do
+without some ranks, so here its world is the layout's ranks. Imports DeepSpeed: `deepspeed_library.load` comes first.
+"""
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from deepspeed.comm.reduce_op import ReduceOp
+from deepspeed.comm.torch import TorchBackend
+from torch import Tensor
+
+from labkit.rank.recorder import Recorder, num_bytes
+
+GROUP = "dp"
+
+# The names that torch 2.13 gives them; under the old ones it warns with every call.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class RecordedBackend(TorchBackend):  # type: ignore[misc]
+    """Collectives over `group` unless another is named.
+
+    Args:
+        group: the layout's ranks, which are the first ranks of torch's world.
+        recorder: gets the collectives.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, recorder: Recorder) -> None:
+        self._group, self._recorder = group, recorder
+        super().__init__(dist.get_backend(group), datetime.timedelta(minutes=30), None)
+
+    def get_rank(self, group: dist.ProcessGroup | None = None) -> int:
+        """This rank's number in a group."""
+        return dist.get_rank(group or self._group)
+
+    def get_world_size(self, group: dist.ProcessGroup | None = None) -> int:
+        """Ranks of a group."""
+        return dist.get_world_size(group or self._group)
+
+    def get_world_group(self) -> dist.ProcessGroup:
+        """The layout's ranks."""
+        return self._group
+
+    def new_group(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """Make a group; only its members take part."""
+        return dist.new_group(list(ranks), use_local_synchronization=True)
+
+    def barrier(
+        self, group: dist.ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
+    ) -> Any:
+        """Wait for every rank of a group."""
+        own = self._group if group is None or group is dist.GroupMember.WORLD else group
+        return dist.barrier(group=own, async_op=async_op, device_ids=device_ids)
+
+    def all_reduce(
+        self, tensor: Tensor, op: Any = ReduceOp.SUM, group: dist.ProcessGroup | None = None, async_op: bool = False
+    ) -> Any:
+        """Record and pass on."""
+        call = super().all_reduce
+        return self._record("all_reduce", num_bytes(tensor), lambda: call(tensor, op, group or self._group, async_op))
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: Any = ReduceOp.SUM,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Record and pass on."""
+        call = super().reduce
+        return self._record("reduce", num_bytes(tensor), lambda: call(tensor, dst, op, group or self._group, async_op))
+
+    def broadcast(
+        self, tensor: Tensor, src: int, group: dist.ProcessGroup | None = None, async_op: bool = False
+    ) -> Any:
+        """Record and pass on."""
+        call = super().broadcast
+        return self._record("broadcast", num_bytes(tensor), lambda: call(tensor, src, group or self._group, async_op))
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        input_list: Sequence[Tensor],
+        op: Any = ReduceOp.SUM,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Record and pass on."""
+        call, size = super().reduce_scatter, sum(map(num_bytes, input_list))
+        return self._record(
+            "reduce_scatter", size, lambda: call(output, input_list, op, group or self._group, async_op)
+        )
+
+    def reduce_scatter_tensor(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        op: Any = ReduceOp.SUM,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Record and pass on."""
+        own, sent = group or self._group, self._reduce_op(op)
+        return self._record(
+            "reduce_scatter",
+            num_bytes(input_tensor),
+            lambda: _reduce_scatter(output_tensor, input_tensor, sent, own, async_op),
+        )
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[Tensor],
+        tensor: Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Record and pass on."""
+        call, size = super().all_gather, sum(map(num_bytes, tensor_list))
+        return self._record("all_gather", size, lambda: call(tensor_list, tensor, group or self._group, async_op))
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Record and pass on."""
+        own, size = group or self._group, num_bytes(output_tensor)
+        return self._record("all_gather", size, lambda: _all_gather(output_tensor, input_tensor, own, async_op))
+
+    def _record(self, kind: str, size: int, call: Callable[[], Any]) -> Any:
+        """Call; record what it took, of an asynchronous one when it is done."""
+        recorder = self._recorder
+        if not recorder.on:
+            return call()
+        start, work = recorder.mark(), call()
+        if work is None:
+            recorder.add(kind, start, group=GROUP, num_bytes=size)
+        else:
+            work.get_future().then(lambda _: recorder.add(kind, start, group=GROUP, num_bytes=size))
+        return work
