@@ -32,15 +32,20 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
 
     def __init__(self, group: dist.ProcessGroup, recorder: Recorder) -> None:
         self._group, self._recorder = group, recorder
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         super().__init__(dist.get_backend(group), datetime.timedelta(minutes=30), None)
 
     def get_rank(self, group: dist.ProcessGroup | None = None) -> int:
         """This rank's number in a group."""
-        return dist.get_rank(group or self._group)
+        return self._rank if group is None else dist.get_rank(group)
 
     def get_world_size(self, group: dist.ProcessGroup | None = None) -> int:
         """Ranks of a group."""
-        return dist.get_world_size(group or self._group)
+        return self._size if group is None else dist.get_world_size(group)
+
+    def is_initialized(self) -> bool:
+        """Also when the groups are gone: DeepSpeed asks for its rank while it lets go of a module."""
+        return True
 
     def get_world_group(self) -> dist.ProcessGroup:
         """The layout's ranks."""

@@ -42,7 +42,8 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
         deepspeed_library.check_operation("cpu_adam", "AdamW in host memory")
     deepspeed = deepspeed_library.load()
     recorder = Recorder(device, 0)
-    _enter_world(own, recorder)
+    backend = importlib.import_module("labkit.rank.deepspeed_backend").RecordedBackend(own.group("dp"), recorder)
+    deepspeed_library.enter_world(own.group("dp"), backend)
     module = build_stage(plan, 0, training.seed if initialised else None, device)
     if layout.zero_stage == 3:
         deepspeed.utils.set_z3_leaf_modules(module, [Layer])  # gathered whole, not matrix by matrix
@@ -59,7 +60,7 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
         weights=Weights(deepspeed, engine, plan, own),
         optimizer=engine.optimizer,
         forward_backward=Accumulation(engine, plan, recorder),
-        update=Update(engine, recorder),
+        update=Update(engine, backend, recorder),
         recorder=recorder,
         step=0,
     )
@@ -96,13 +97,6 @@ def configuration(plan: Plan, training: Training) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
-
-
-def _enter_world(own: Mesh, recorder: Recorder) -> None:
-    """Make the layout's ranks DeepSpeed's world."""
-    backend = importlib.import_module("labkit.rank.deepspeed_backend")
-    group = own.group("dp")
-    deepspeed_library.enter_world(group, backend.RecordedBackend(group, recorder))
 
 
 def _updates_in_host_memory(layout: Layout, training: Training) -> bool:
@@ -148,8 +142,8 @@ class Accumulation(data_parallel.Accumulation):
 class Update:
     """Clips and updates through DeepSpeed's engine, which finds the norm itself."""
 
-    def __init__(self, engine: Any, recorder: Recorder) -> None:
-        self._engine, self._recorder = engine, recorder
+    def __init__(self, engine: Any, backend: object, recorder: Recorder) -> None:
+        self._engine, self._backend, self._recorder = engine, backend, recorder
 
     def squared_norm(self) -> Tensor:
         """0: the norm comes with the update."""
@@ -173,8 +167,8 @@ class Update:
         return norm
 
     def close(self) -> None:
-        """Remove DeepSpeed's hooks and what it remembers of the module."""
-        with deepspeed_library.quiet():
+        """Remove DeepSpeed's hooks and what it remembers of the module; its groups may be gone already."""
+        with deepspeed_library.quiet(), deepspeed_library.through(self._backend):
             self._engine.destroy()
 
 

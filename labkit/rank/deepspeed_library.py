@@ -104,6 +104,17 @@ def enter_world(group: dist.ProcessGroup, backend: object) -> None:
     sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = group  # type: ignore[attr-defined]
 
 
+@contextlib.contextmanager
+def through(backend: object) -> Iterator[None]:
+    """Have DeepSpeed talk through a backend, whatever it talks through otherwise."""
+    core = sys.modules["deepspeed.comm.comm"]
+    other, core.cdb = core.cdb, backend  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        core.cdb = other  # type: ignore[attr-defined]
+
+
 def numbers() -> tuple[int, int]:
     """How many modules and parameters ZeRO-3 has numbered in this process: it refuses ranks that are not at the same.
 
