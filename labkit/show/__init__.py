@@ -2,9 +2,12 @@
 
 from labkit.show.bits import bits, ranges
 from labkit.show.grades import grade_criteria, grade_statuses, grade_times, grade_totals
+from labkit.show.hosts import hosts
 from labkit.show.losses import losses
 from labkit.show.matrix import parity
 from labkit.show.memory import memory
+from labkit.show.ring import ring
+from labkit.show.shares import shares
 from labkit.show.switch import switch
 from labkit.show.timeline import timeline
 
@@ -14,10 +17,13 @@ __all__ = [
     "grade_statuses",
     "grade_times",
     "grade_totals",
+    "hosts",
     "losses",
     "memory",
     "parity",
     "ranges",
+    "ring",
+    "shares",
     "switch",
     "timeline",
 ]
