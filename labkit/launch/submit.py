@@ -131,6 +131,11 @@ def check_plan(plan: Any, num_ranks: int) -> None:
             "Make one with lk.plan.build(model, layout)."
         )
     layout = plan.layout
+    if build(plan.model, layout, plan.schedule) != plan:  # a plan put together by hand, which may deadlock on ranks
+        raise PlanError(
+            f"the plan of '{layout}' is not what lk.plan.build makes of it: ranks run a plan that was checked. "
+            "Make one with lk.plan.build(model, layout)."
+        )
     if layout.world_size > num_ranks:
         raise PlanError(
             f"dp({layout.dp}) * pp({layout.pp}) * tp({layout.tp}) = {layout.world_size} but {num_ranks} ranks are up: "

@@ -12,10 +12,9 @@ NUM_MOMENTS = {"adamw": 2, "sgd": 0}
 def state_bytes(plan: Plan, rank: int, optimizer: str = "adamw") -> int:
     """Return the bytes of weights, gradients and optimizer states that a rank holds at the end of its last backward.
 
-    All are fp32, in bf16 too: weights are the master weights. Where sharded weights stay gathered for the backward
-    (ZeRO-2), a rank holds them beside its shard; DeepSpeed keeps what a rank updates beside the weights, and in bf16
-    computes with weights and gradients of two bytes. What is offloaded counts too: on the CPU it is the same memory.
-    Activations and buffers are not counted.
+    All are fp32, in bf16 too: weights are the master weights. Where torch keeps sharded weights gathered for the
+    backward (ZeRO-2), a rank holds them beside its shard; DeepSpeed's ZeRO keeps a copy of what a rank updates. What is
+    offloaded counts too: for CPU ranks it is the same memory. Activations and buffers do not.
 
     Args:
         plan: the plan.
@@ -34,12 +33,7 @@ def state_bytes(plan: Plan, rank: int, optimizer: str = "adamw") -> int:
     """
     choice("optimizer", optimizer, tuple(NUM_MOMENTS))
     holding, layout = plan.holding(rank), plan.layout
-    in_step = FP32_BYTES
-    copies = 0
-    if layout.zero_stage and layout.dp > layout.hybrid:
-        has_own_copy = plan.engine == "deepspeed" or (layout.zero_stage > 1 and not layout.reshards)
-        copies = holding.optimizer if has_own_copy else 0
-    if plan.engine == "deepspeed" and layout.precision != "fp32":
-        in_step, copies = 2, holding.optimizer
-    moments = NUM_MOMENTS[optimizer] * holding.optimizer
-    return in_step * (holding.parameters + holding.gradients) + FP32_BYTES * (copies + moments)
+    keeps_gathered = layout.zero_stage > 1 and layout.dp > layout.hybrid and not layout.reshards
+    has_own_copy = layout.zero_stage > 0 if plan.engine == "deepspeed" else keeps_gathered
+    copies = NUM_MOMENTS[optimizer] + has_own_copy
+    return FP32_BYTES * (holding.parameters + holding.gradients + copies * holding.optimizer)
