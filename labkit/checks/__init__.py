@@ -14,6 +14,7 @@ QUESTIONS = {
     "04.1": "labkit.checks.pipeline:ONE_F_ONE_B",
     "06.1": "labkit.checks.ring_and_tree:RING",
     "06.2": "labkit.checks.ring_and_tree:TREE",
+    "10.1": "labkit.checks.deepspeed:REPAIR",
     "11.1": "labkit.checks.precision:DELAYED_SCALING",
 }
 

@@ -20,6 +20,9 @@ class Case:
         members: the ranks of the process group that the answer gets, in group order.
         inputs: plain data (JSON) for the trial; also all that the judge needs to know what to expect.
         hidden: whether it is kept for grading a class; visible cases run in the learner's notebook.
+        prepare: the dotted name of a function that every rank calls before the case, in its own time; "": none. It
+            loads what takes long, and does nothing the second time.
+        patience: how many times the usual time the case may take.
     """
 
     name: str
@@ -28,6 +31,8 @@ class Case:
     members: tuple[int, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
     hidden: bool = False
+    prepare: str = ""
+    patience: int = 1
 
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members) or min(self.members) < 0:

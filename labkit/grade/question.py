@@ -82,7 +82,8 @@ def _follow(box: Box, cases: Sequence[Case], limits: Limits) -> list[Observation
     """One observation for each case, however it ends."""
     watch = Watch(box, limits, arena.MAX_LINE_BYTES)
     _await_start(box, watch, limits)
-    deadline = time.monotonic() + limits.question_s
+    question_s = limits.question_s * max(case.patience for case in cases)
+    deadline = time.monotonic() + question_s
     seen: list[Observation] = []
     try:
         while len(seen) < len(cases):
@@ -92,7 +93,7 @@ def _follow(box: Box, cases: Sequence[Case], limits: Limits) -> list[Observation
                 return _cut(seen, cases, Observation(outcome="lost", message=_ENDED))
             seen.append(_read(line, len(seen), cases[len(seen)]))
     except TimeoutError:
-        message = f"all cases together did not finish within {limits.question_s:g} s."
+        message = f"all cases together did not finish within {question_s:g} s."
         return _cut(seen, cases, Observation(outcome="timeout", message=message))
     except Exceeded as error:
         return _cut(seen, cases, Observation(outcome="lost", message=str(error)))

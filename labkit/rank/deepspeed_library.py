@@ -94,7 +94,7 @@ def forget_groups() -> None:
         other = sys.modules.get(name)
         for variable in variables if other is not None else ():
             setattr(other, variable, None)
-    number_from((0, 0))
+    _number_from((0, 0))
 
 
 def enter_world(group: dist.ProcessGroup, backend: object) -> None:
@@ -115,16 +115,39 @@ def through(backend: object) -> Iterator[None]:
         core.cdb = other  # type: ignore[attr-defined]
 
 
-def numbers() -> tuple[int, int]:
-    """How many modules and parameters ZeRO-3 has numbered in this process: it refuses ranks that are not at the same.
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """Have DeepSpeed know of no groups for a while; what it knew is back on the way out, and so are its numbers.
 
-    Whoever has some of the ranks train without the others puts these numbers back afterwards, by `number_from`.
+    For ranks that train without the others, who learn nothing of it: ranks make groups together, and compare numbers.
     """
-    return _module_count()[0], sys.modules["deepspeed"].zero.Init.param_id
+    holders = {**_HOLDERS, "deepspeed.utils.groups": tuple(_variables(sys.modules["deepspeed.utils.groups"]))}
+    before = [
+        (module, name, value.copy() if isinstance(value, dict) else value)
+        for module, names in ((sys.modules.get(one), names) for one, names in holders.items())
+        if module is not None
+        for name, value in ((name, getattr(module, name)) for name in names)
+    ]
+    numbers = _module_count()[0], sys.modules["deepspeed"].zero.Init.param_id
+    forget_groups()
+    try:
+        yield
+    finally:
+        forget_groups()
+        for module, name, value in before:
+            setattr(module, name, value)
+        _number_from(numbers)
 
 
-def number_from(first: tuple[int, int]) -> None:
-    """Number the next modules and parameters from here on."""
+def _variables(module: ModuleType) -> Iterator[str]:
+    """The names of a module that hold neither functions and classes nor other modules."""
+    for name, value in vars(module).items():
+        if not name.startswith("__") and not callable(value) and not isinstance(value, ModuleType):
+            yield name
+
+
+def _number_from(first: tuple[int, int]) -> None:
+    """Number the next modules and parameters of ZeRO-3 from here on: it refuses ranks that are not at the same."""
     _module_count()[0], sys.modules["deepspeed"].zero.Init.param_id = first
 
 
@@ -146,7 +169,8 @@ def _load_library(name: str) -> ModuleType:
 
 def _refuse_to_compile(builder: Any, verbose: bool = True) -> NoReturn:
     """Stands in for DeepSpeed's compilation on first use, which takes minutes and waits on locks of killed builds."""
-    check_operation(builder.name, "What was called")
+    if builder.name in compiled.OPERATIONS:
+        check_operation(builder.name, "What was called")
     raise LabError(
         f"DeepSpeed's operation {builder.name} is not one that labkit compiles: ranks never compile. Use what does "
         "without it, such as torch's own optimizer (torch_adam)."

@@ -7,7 +7,7 @@ and tells it nothing before it is due: what runs in a visible case could say wha
 The first line is the job: `{"cells": [[name, source]], "names": [...], "num_ranks", "case_s", "start_s", "limits":
 {"data": bytes, "nproc": threads, "fsize": bytes}}`. It is answered by `{"ready": true}` when the ranks are up and
 before they know anything of the answer, or `{"failed": why}`. Each further line is a case, `{"trial", "members",
-"inputs"}`, answered by `{"index": i, "observation": {...}}`; the next may be sent after that.
+"inputs", "prepare", "patience"}`, answered by `{"index": i, "observation": {...}}`; the next may be sent after that.
 """
 
 import json
@@ -38,7 +38,7 @@ def job(answer: Answer, *, num_ranks: int, case_s: float, start_s: float, limits
 def case_line(case: Case) -> bytes:
     """A case as the arena reads it: only what a trial needs, not its name or what it is worth."""
     told = {"trial": case.trial, "members": list(case.members), "inputs": dict(case.inputs)}
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps({**told, "prepare": case.prepare, "patience": case.patience}).encode() + b"\n"
 
 
 def main() -> None:

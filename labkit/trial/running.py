@@ -27,6 +27,8 @@ NUM_SETTLING = 4
 # A rank that is not free after this long does not want to be: it is restarted.
 FREEING_S = 5.0
 MAX_MESSAGE_CHARS = 400
+# What a trial needs is loaded within this time, however busy the machine is.
+PREPARE_S = 120.0
 
 # What a rank raises because another one left, and torch's own report of where in C++ it was raised.
 _CONSEQUENCE = re.compile(
@@ -71,19 +73,22 @@ def observe(ranks: Ranks, answer: Answer, cases: Iterable[Case], *, timeout_s: f
             ranks are freed, those that cannot be freed or that ended are restarted.
         answer: what to try.
         cases: what to try it on.
-        timeout_s: the most that one case may take.
+        timeout_s: the most that one case may take, times its patience.
 
     Raises:
         ClusterError: the ranks themselves broke.
+        RankError: what a case needs cannot be loaded.
     """
     num_broken = 0
     for case in cases:
         if num_broken == MAX_BROKEN:
             yield Observation(outcome="skipped", message=f"not tried: {MAX_BROKEN} cases before it hung or crashed.")
             continue
+        if case.prepare:
+            ranks.run(case.prepare, timeout_s=PREPARE_S)
         began_s = time.monotonic()
         try:
-            seen = _observe(ranks, answer, case, timeout_s)
+            seen = _observe(ranks, answer, case, timeout_s * case.patience)
         except KeyboardInterrupt:  # the stop button: nothing of the case goes on behind it
             with contextlib.suppress(LabError):
                 _settle(ranks)

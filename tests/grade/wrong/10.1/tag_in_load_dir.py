@@ -1,0 +1,39 @@
+# status: partial
+# score: 6
+# message: load_checkpoint looked for <folder>/global_step3/latest, found nothing there and returned (None, None): the engine is at step 0, and step 3 was saved.
+
+import os
+
+
+def deepspeed_config(
+    world_size, batch_size, microbatch_size, stage, bucket_bytes, learning_rate, num_warmup_steps, num_steps
+):
+    return {
+        "train_batch_size": batch_size,
+        "train_micro_batch_size_per_gpu": microbatch_size,
+        "gradient_accumulation_steps": batch_size // (microbatch_size * world_size),
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket_bytes // 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": learning_rate, "betas": [0.9, 0.95], "torch_adam": True}},
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {
+                "warmup_type": "linear",
+                "warmup_min_lr": 0,
+                "warmup_max_lr": learning_rate,
+                "warmup_num_steps": num_warmup_steps,
+                "total_num_steps": num_steps,
+            },
+        },
+    }
+
+
+def save(engine, folder, num_samples):
+    engine.save_checkpoint(folder, client_state={"num_samples": num_samples})
+
+
+def restore(engine, folder):
+    with open(os.path.join(folder, "latest")) as file:
+        tag = file.read()
+    _, client_state = engine.load_checkpoint(os.path.join(folder, tag), load_optimizer_states=True)
+    return (client_state or {}).get("num_samples", 0)
