@@ -35,6 +35,9 @@ LAYOUTS = (
     "pp2 zbv v2 m4 b2",
     "dp2 tp2 b4",
     "dp1 b8",
+    "dp4 zero1 b2",
+    "dp4 zero3 b2",
+    "dp4 zero2 offload:optimizer b2",
 )
 
 

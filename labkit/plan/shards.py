@@ -84,11 +84,17 @@ def of_rank(plan: Plan, rank: int) -> list[Shard]:
     """
     place = plan.placement(rank)
     found: list[Shard] = []
-    for parameter in (one for stage in plan.stages(rank) for one in of_stage(plan, stage)):
+    own = [one for stage in plan.stages(rank) for one in of_stage(plan, stage)]
+    offset, total = 0, sum(parameter.num_elements for parameter in own)
+    for parameter in own:
         name = canonical(parameter.name, plan.model)
         is_second = parameter.name == HEAD and any(one.name == name for one in found)
-        shape = (parameter.rows, parameter.columns, parameter.split)
-        weights, states = _boxes(*shape, plan.layout, place.dp_rank, place.tp_rank)
+        if plan.engine == "deepspeed":
+            weights, states = _on_deepspeed(parameter, plan.layout, place.dp_rank, offset, total)
+            offset += parameter.num_elements
+        else:
+            shape = (parameter.rows, parameter.columns, parameter.split)
+            weights, states = _boxes(*shape, plan.layout, place.dp_rank, place.tp_rank)
         found.append(Shard(HEAD if is_second else name, name, weights, states))
     return found
 
@@ -122,6 +128,25 @@ def _boxes(
     if layout.zero_stage == 1 and layout.dp > 1:
         return whole, tuple(_run(box, *_part(box.num_elements, layout.dp, dp_rank)))
     return whole, whole
+
+
+def _on_deepspeed(
+    parameter: Parameter, layout: Layout, dp_rank: int, offset: int, total: int
+) -> tuple[tuple[Box, ...], tuple[Box, ...]]:
+    """Weights and optimizer states under DeepSpeed 0.19.8, which only splits over dp.
+
+    Stages 1 and 2 put all parameters one behind the other, fill up to a multiple of 2 dp, and cut that into equal
+    parts; stage 3 cuts each parameter by itself.
+    """
+    box, size = Box(0, parameter.rows, 0, parameter.columns), parameter.num_elements
+    if layout.zero_stage == 0:
+        return (box,), (box,)
+    if layout.zero_stage == 3:
+        part = tuple(_run(box, *_part(size, layout.dp, dp_rank)))
+        return part, part
+    each = 2 * -(-total // (2 * layout.dp))
+    first, last = (min(max(edge * each - offset, 0), size) for edge in (dp_rank, dp_rank + 1))
+    return (box,), tuple(_run(box, first, last))
 
 
 def _part(size: int, num_parts: int, part: int) -> tuple[int, int]:

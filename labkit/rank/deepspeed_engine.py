@@ -42,8 +42,7 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
         deepspeed_library.check_operation("cpu_adam", "AdamW in host memory")
     deepspeed = deepspeed_library.load()
     recorder = Recorder(device, 0)
-    backend = importlib.import_module("labkit.rank.deepspeed_backend").RecordedBackend(own.group("dp"), recorder)
-    deepspeed_library.enter_world(own.group("dp"), backend)
+    backend = enter_world(own, recorder)
     module = build_stage(plan, 0, training.seed if initialised else None, device)
     if layout.zero_stage == 3:
         deepspeed.utils.set_z3_leaf_modules(module, [Layer])  # gathered whole, not matrix by matrix
@@ -97,6 +96,14 @@ def configuration(plan: Plan, training: Training) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+
+
+def enter_world(own: Mesh, recorder: Recorder) -> object:
+    """Make the layout's ranks DeepSpeed's world, for it knows one at a time; returns its way to them."""
+    group = own.group("dp")
+    backend = importlib.import_module("labkit.rank.deepspeed_backend").RecordedBackend(group, recorder)
+    deepspeed_library.enter_world(group, backend)
+    return backend
 
 
 def _updates_in_host_memory(layout: Layout, training: Training) -> bool:
@@ -183,11 +190,12 @@ class Weights:
 
     Attributes:
         mesh: this rank's groups.
+        engine: DeepSpeed's engine.
     """
 
     def __init__(self, deepspeed: ModuleType, engine: Any, plan: Plan, mesh: Mesh) -> None:
         self.mesh = mesh
-        self._deepspeed, self._engine, self._plan = deepspeed, engine, plan
+        self._deepspeed, self.engine, self._plan = deepspeed, engine, plan
 
     def gather(self) -> dict[str, Tensor]:
         """Return every parameter of the whole model, whole, on every member rank.
@@ -195,7 +203,7 @@ class Weights:
         Runs on: all member ranks at once. Communicates: all-gathers over dp, at stage 3.
         """
         whole = {}
-        for name, parameter in self._engine.module.named_parameters():
+        for name, parameter in self.engine.module.named_parameters():
             with self._deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
                 whole[canonical(name, self._plan.model)] = parameter.detach().clone()
         return whole

@@ -16,8 +16,9 @@ from labkit.errors import PlanError
 from labkit.plan import Moves, Plan
 from labkit.plan.moves import WEIGHT
 from labkit.plan.shards import Box, Shard, of_rank, parameters
-from labkit.rank import groups, mesh, state, training
+from labkit.rank import deepspeed_engine, groups, mesh, state, training
 from labkit.rank.contents import Contents, Nothing, TorchContents
+from labkit.rank.deepspeed_contents import DeepSpeedContents
 from labkit.rank.state import State
 from labkit.spec import Training
 
@@ -56,23 +57,28 @@ def switch(moves: Moves, step: int) -> dict[str, float]:
         PlanError: this rank's live state is not what `moves` begins with. The state is then what it was.
     """
     start_s = time.monotonic()
-    old = _old(moves)
-    new = _new(moves, step)
-    built_s = time.monotonic()
-    with torch.no_grad():
-        before = _Side(moves.before, TorchContents(old) if old is not None else Nothing())
-        after = _Side(moves.after, TorchContents(new, fresh=True) if new is not None else Nothing())
-        for batch in moves.batches(BATCH_BYTES):
-            _exchange(moves, batch, before, after)
-        _share_num_updates(moves, before, after)
-    if new is None:
-        state.end("the plan that was switched to does without this rank")
-    else:
+    old, new = _old(moves), None
+    try:
+        new = _new(moves, step)
+        built_s = time.monotonic()
+        _move(moves, old, new)
+    except BaseException:
+        _go_back(old, new)
+        raise
+    state.end("the plan that was switched to does without this rank")
+    if new is not None:
         state.keep(new)
     moved_s = time.monotonic()
-    del old, before
+    del old
     gc.collect()  # wrapped modules are cyclic
     return {"build_s": built_s - start_s, "move_s": moved_s - built_s}
+
+
+def contents_of(live: State, *, fresh: bool = False) -> Contents:
+    """Return what a state holds on this rank; a `fresh` one has never taken a step."""
+    if live.plan.engine == "deepspeed":
+        return DeepSpeedContents(live, fresh=fresh)
+    return TorchContents(live, fresh=fresh)
 
 
 def _old(moves: Moves) -> State | None:
@@ -97,6 +103,22 @@ def _new(moves: Moves, step: int) -> State | None:
     return new
 
 
+@torch.no_grad()
+def _move(moves: Moves, old: State | None, new: State | None) -> None:
+    before, after = _Side(moves.before, old), _Side(moves.after, new, fresh=True)
+    for batch in moves.batches(BATCH_BYTES):
+        _exchange(moves, batch, before, after)
+    _share_num_updates(moves, before, after)
+
+
+def _go_back(old: State | None, new: State | None) -> None:
+    """Leave the old state as it was; DeepSpeed, which knows one world at a time, may have entered another."""
+    if new is not None:
+        new.update.close()
+    if old is not None and old.plan.engine == "deepspeed" and groups.intact():
+        deepspeed_engine.enter_world(old.weights.mesh, old.recorder)
+
+
 class _Part:
     """A flat part of a parameter and the boxes that it is made of, one after the other."""
 
@@ -114,8 +136,8 @@ class _Part:
 class _Side:
     """What this rank holds under one of the two plans."""
 
-    def __init__(self, plan: Plan, contents: Contents) -> None:
-        self.contents = contents
+    def __init__(self, plan: Plan, live: State | None, *, fresh: bool = False) -> None:
+        self.contents: Contents = Nothing() if live is None else contents_of(live, fresh=fresh)
         self.shards: dict[str, list[Shard]] = {}
         for shard in of_rank(plan, dist.get_rank()) if dist.get_rank() < plan.world_size else ():
             self.shards.setdefault(shard.name, []).append(shard)
