@@ -29,7 +29,7 @@ MODEL = Model(num_layers=8, d_model=32, num_heads=4, vocab_size=256, seq_len=32)
 NUM_SAMPLES = 8  # of a step; 12 where 3 ranks share them
 DEGREES = (1, 2, 3, 4, 8)
 LIMIT_S = 120.0
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp8")
 TOGETHER = 4
 """Layouts between two reports: one rank is trained anew for each lot, and that costs little."""
 

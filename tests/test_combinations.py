@@ -125,7 +125,7 @@ def test_hybrid_needs_shards_of_gradients(zero):
 
 
 def test_the_benchmark_of_parity_covers_what_builds():
-    every = [*parity.layouts("fp32"), *parity.layouts("bf16")]
+    every = [*parity.layouts("fp32"), *parity.layouts("bf16"), *parity.layouts("fp8")]
     assert {(layout.world_size, layout.global_batch_size) for layout in every} == {(2, 8), (3, 12), (4, 8)}
     assert {(layout.dp, layout.tp, layout.pp) for layout in every} >= {(4, 1, 1), (1, 4, 1), (1, 1, 4), (1, 2, 2)}
     running = {one for found in combinations.supported().values() for one in found}

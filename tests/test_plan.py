@@ -144,7 +144,6 @@ def test_impossible_layouts_say_both_numbers_the_rule_and_the_fix(fields, text, 
 @pytest.mark.parametrize(
     ("text", "nearest"),
     [
-        ("pp2 interleaved v2 m4 fp8", "pp2 interleaved v2 m4 bf16"),
         ("tp2 sp deepspeed", "tp2 sp"),
         ("pp2 gpipe zero1 offload:optimizer", "pp2 zero1 gpipe m4"),
         ("dp2 tp2 zero3 offload:all", "dp2 tp2 zero3"),

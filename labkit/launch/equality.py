@@ -36,6 +36,8 @@ BANDS = {
     ("fp32", "sgd"): Bands(losses=1e-5, grad_norms=1e-4, weights=1e-3),
     ("bf16", "adamw"): Bands(losses=2e-3, grad_norms=5e-3, weights=10.0),
     ("bf16", "sgd"): Bands(losses=2e-3, grad_norms=5e-3, weights=0.02),
+    ("fp8", "adamw"): Bands(losses=5e-3, grad_norms=0.05, weights=10.0),
+    ("fp8", "sgd"): Bands(losses=5e-3, grad_norms=0.05, weights=0.1),
 }
 """By precision and optimizer, for about 5 steps.
 

@@ -10,6 +10,8 @@ __all__ = ["MAX_EVENTS", "Record"]
 
 # About 100 MB of rows; a step of four ranks has some hundred, so this is a thousand steps or more.
 MAX_EVENTS = 200_000
+# A step has 21 rows a layer.
+MAX_FP8_STEPS = 1_000
 
 Row = Sequence[Any]
 
@@ -34,6 +36,8 @@ class Record:
         self._num_batches = 0
         self._num_rows = 0
         self._num_reports = dict.fromkeys(self._members, 0)
+        self._fp8: deque[tuple[int, list[Row]]] = deque(maxlen=MAX_FP8_STEPS)
+        self._num_fp8_reports = 0
         self.num_dropped = 0
 
     def on_step(self, rank: int, message: Mapping[str, Any]) -> None:
@@ -61,6 +65,18 @@ class Record:
                 self.num_dropped += len(old)
             self._changed.notify_all()
 
+    def on_fp8(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Take what the casts of a step did: `{"step", "rows": [[matrix, role, amax, ...], ...]}`."""
+        with self._changed:
+            self._fp8.append((self._own(int(message["step"])), list(message["rows"])))
+            self._num_fp8_reports += 1
+            self._changed.notify_all()
+
+    def fp8(self) -> list[tuple[int, list[Row]]]:
+        """The rows on casts to FP8 of the newest steps."""
+        with self._changed:
+            return list(self._fp8)
+
     def _own(self, step: int) -> int:
         """The step of this run that a rank's step is: the first that any rank reports is the first of all."""
         if self._first_step is None:
@@ -86,6 +102,11 @@ class Record:
             return self._changed.wait_for(
                 lambda: all(count >= num_steps for count in self._num_reports.values()), timeout_s
             )
+
+    def wait_for_fp8(self, num_steps: int, timeout_s: float) -> bool:
+        """Wait until the casts of so many steps were reported."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_fp8_reports >= num_steps, timeout_s)
 
     @property
     def step(self) -> int:

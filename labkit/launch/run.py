@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabError, RankError, RankLost, RankTimeout, shorten_traceback
+from labkit.errors import LabError, PlanError, RankError, RankLost, RankTimeout, shorten_traceback
 from labkit.launch.efficiency import Efficiency, efficiency, tokens_per_second
 from labkit.launch.progress import Line, Progress, progress_text
 from labkit.launch.record import Record
 from labkit.measure import Alignment, Offsets, events, sample_offsets, trace
 from labkit.plan import Plan
-from labkit.spec import Training
-from labkit.trace import Trace
+from labkit.spec import Fp8, Training
+from labkit.trace import Fp8Record, Trace
 
 if TYPE_CHECKING:
     from labkit.cluster import Call, Ranks
@@ -64,6 +64,7 @@ class Run:
         self._unsubscribe = [
             ranks.subscribe("step", self._record.on_step),
             ranks.subscribe("events", self._record.on_events),
+            ranks.subscribe("fp8", self._record.on_fp8),
         ]
         try:
             self._zero_s = time.monotonic()
@@ -98,6 +99,8 @@ class Run:
         num_steps = len(result["losses"])
         if self.training.trace:
             self._record.wait_for_events(num_steps, LAST_EVENTS_S)
+        if self.training.record_fp8:
+            self._record.wait_for_fp8(num_steps, LAST_EVENTS_S)
         return "done" if num_steps >= self.training.num_steps else "stopped"
 
     def _placed(self, error: BaseException) -> BaseException:
@@ -247,6 +250,20 @@ class Run:
         if ended:
             self._trace = built
         return built
+
+    @property
+    def fp8(self) -> Fp8Record:
+        """What casts to FP8 did, with `record_fp8=True`; of a run that goes on: so far. The newest 1,000 steps.
+
+        Raises:
+            PlanError: the run records nothing of the kind.
+        """
+        if not self.training.record_fp8:
+            raise PlanError(
+                f"record_fp8=False in this run of '{self.plan.layout}': casts to FP8 are recorded when asked for. "
+                "Train with the token fp8 in the layout and record_fp8=True."
+            )
+        return Fp8Record.read(self.training.fp8 or Fp8(), self._record.fp8())
 
     @property
     def tokens_per_s(self) -> float | None:

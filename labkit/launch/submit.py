@@ -12,7 +12,7 @@ from labkit.errors import ClusterError, PlanError, ranks_text
 from labkit.launch.run import Run
 from labkit.plan import Plan, build
 from labkit.predict import state_bytes
-from labkit.spec import Pace, Training
+from labkit.spec import Fp8, Pace, Training
 
 if TYPE_CHECKING:
     from labkit.cluster import Ranks
@@ -38,6 +38,8 @@ def train(
     data: str | None = None,
     pace: Pace | None = None,
     trace: bool = True,
+    fp8: Fp8 | None = None,
+    record_fp8: bool = False,
     block: bool = True,
     progress: bool = True,
 ) -> Run:
@@ -57,6 +59,8 @@ def train(
         data: a file or folder to train on as bytes; None: the Python standard library's source.
         pace: declared durations: each forward and backward lasts at least so long, on every or on each stage.
         trace: record what every rank does.
+        fp8: how a layout with the token fp8 casts; None: delayed scaling with its defaults.
+        record_fp8: record what the casts do to every tensor, for `run.fp8`.
         block: wait for the end. Ctrl-C then ends the run, which `last_run(ranks)` still gives.
         progress: show one updating line while waiting.
 
@@ -80,11 +84,14 @@ def train(
         data=data,
         pace=pace,
         trace=trace,
+        fp8=fp8,
+        record_fp8=record_fp8,
     )
     if training.data is not None:
         training = dataclasses.replace(training, data=find_data(training.data))
     check_are_ranks(ranks)
     check_plan(plan, len(ranks))
+    training.check_precision(plan.layout.precision)
     if pace is not None:
         pace.check_stages(plan.layout.num_stages)
     if ranks.backend == "gloo":

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from labkit.errors import PlanError
+from labkit.plan.eight_bits import check_sizes
 from labkit.plan.engine import choose
 from labkit.plan.own import Schedule, read_own
 from labkit.plan.plan import Plan
@@ -50,7 +51,8 @@ def build(model: Model, layout: Layout, schedule: Schedule | None = None) -> Pla
     _check_layout(layout)
     _check_tensor_parallel(model, layout)
     _check_pipeline(model, layout)
-    _check_release(layout)
+    if layout.precision == "fp8":
+        check_sizes(model, layout)
     return Plan(model=model, layout=layout, engine=choose(layout), schedule=read_own(schedule, layout))
 
 
@@ -143,9 +145,3 @@ def _check_pipeline(model: Model, layout: Layout) -> None:
             f"num_layers={model.num_layers} is fewer than {stages}: every stage holds a layer. "
             f"Use {fix}num_layers={layout.num_stages}."
         )
-
-
-def _check_release(layout: Layout) -> None:
-    if layout.precision == "fp8":
-        supported = replace(layout, precision="bf16", offload="none", engine="auto")
-        raise PlanError(f"precision='fp8' is not in this release: it runs fp32 and bf16. Use '{supported}'.")

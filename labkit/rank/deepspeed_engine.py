@@ -16,7 +16,7 @@ from torch import Tensor
 
 from labkit.plan import Plan
 from labkit.plan.parameters import canonical
-from labkit.rank import data_parallel, deepspeed_library, groups, optimizer
+from labkit.rank import data_parallel, deepspeed_library, fp8, groups, optimizer
 from labkit.rank.mesh import Mesh
 from labkit.rank.model import Layer, mean_loss
 from labkit.rank.parameters import build_stage
@@ -44,6 +44,7 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
     recorder = Recorder(device, 0)
     backend = enter_world(own, recorder)
     module = build_stage(plan, 0, training.seed if initialised else None, device)
+    scaling = fp8.attach([module], plan, training, own, recorder)
     if layout.zero_stage == 3:
         deepspeed.utils.set_z3_leaf_modules(module, [Layer])  # gathered whole, not matrix by matrix
     with deepspeed_library.quiet():
@@ -61,6 +62,7 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
         forward_backward=Accumulation(engine, plan, recorder),
         update=Update(engine, backend, recorder),
         recorder=recorder,
+        scaling=scaling,
         step=0,
     )
 

@@ -15,22 +15,24 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from labkit.rank import precision as precisions
+from labkit.rank.fp8_linear import Fp8Linear
 from labkit.spec import Model
 
 
 class Attention(nn.Module):
     """Causal self-attention with grouped key and value heads (Ainslie et al. 2023)."""
 
-    def __init__(self, model: Model, recompute: str = "none") -> None:
+    def __init__(self, model: Model, recompute: str = "none", precision: str = "fp32") -> None:
         super().__init__()
         self.recompute = recompute
+        linear = linear_of(precision)
         width, kv_width = model.d_model, model.num_kv_heads * model.head_dim
         self.head_dim = model.head_dim
         self.group_size = model.num_heads // model.num_kv_heads
-        self.query = nn.Linear(width, width, bias=model.bias)
-        self.key = nn.Linear(width, kv_width, bias=model.bias)
-        self.value = nn.Linear(width, kv_width, bias=model.bias)
-        self.output = nn.Linear(width, width, bias=model.bias)
+        self.query = linear(width, width, bias=model.bias)
+        self.key = linear(width, kv_width, bias=model.bias)
+        self.value = linear(width, kv_width, bias=model.bias)
+        self.output = linear(width, width, bias=model.bias)
 
     def forward(self, x_BSD: Tensor, rotation_SK: Tensor | None) -> Tensor:
         """Mix every position with those before it. Returns [B, S, D]."""
@@ -58,11 +60,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU (Shazeer 2020: three matrices) or GELU in its tanh form (two)."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, precision: str = "fp32") -> None:
         super().__init__()
-        self.gate = nn.Linear(model.d_model, model.d_ff, bias=model.bias) if model.activation == "swiglu" else None
-        self.up = nn.Linear(model.d_model, model.d_ff, bias=model.bias)
-        self.down = nn.Linear(model.d_ff, model.d_model, bias=model.bias)
+        linear = linear_of(precision)
+        self.gate = linear(model.d_model, model.d_ff, bias=model.bias) if model.activation == "swiglu" else None
+        self.up = linear(model.d_model, model.d_ff, bias=model.bias)
+        self.down = linear(model.d_ff, model.d_model, bias=model.bias)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Transform every position by itself. Returns [B, S, D]."""
@@ -78,13 +81,13 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One pre-norm transformer layer: attention, then feed-forward, each added to the residual stream."""
 
-    def __init__(self, model: Model, recompute: str = "none") -> None:
+    def __init__(self, model: Model, recompute: str = "none", precision: str = "fp32") -> None:
         super().__init__()
         self.recompute = recompute
         self.attention_norm = make_norm(model)
-        self.attention = Attention(model, recompute)
+        self.attention = Attention(model, recompute, precision)
         self.feed_forward_norm = make_norm(model)
-        self.feed_forward = FeedForward(model)
+        self.feed_forward = FeedForward(model, precision)
 
     def forward(self, x_BSD: Tensor, rotation_SK: Tensor | None) -> Tensor:
         """Returns [B, S, D]."""
@@ -103,7 +106,7 @@ class Transformer(nn.Module):
     Args:
         model: its shape.
         layers: which layers to hold; None = all.
-        precision: "fp32" or "bf16".
+        precision: "fp32", "bf16" or "fp8".
         recompute: activations that are not kept for the backward but computed again in it: "none", "selective" (the
             core of attention, Korthikanti et al. 2022, arXiv 2205.05198) or "full" (all but each layer's input).
     """
@@ -119,7 +122,7 @@ class Transformer(nn.Module):
         self.precision = precision
         self.embedding = nn.Embedding(model.vocab_size, model.d_model) if is_first else None
         self.positions = nn.Embedding(model.seq_len, model.d_model) if has_positions else None
-        self.layers = nn.ModuleDict({str(index): Layer(model, recompute) for index in layers})
+        self.layers = nn.ModuleDict({str(index): Layer(model, recompute, precision) for index in layers})
         self.norm = make_norm(model) if is_last else None
         self.head = nn.Linear(model.d_model, model.vocab_size, bias=False) if is_last else None
         # Which part of the sequence the residual stream holds here, of how many: tensor parallelism may split it.
@@ -166,6 +169,11 @@ class Transformer(nn.Module):
 def recomputed(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same function, whose activations are computed again in the backward; nothing in it is random."""
     return partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+
+
+def linear_of(precision: str) -> type[nn.Linear]:
+    """What makes the matrices of attention and feed-forward."""
+    return Fp8Linear if precision == "fp8" else nn.Linear
 
 
 def make_norm(model: Model) -> nn.Module:

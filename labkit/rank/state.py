@@ -9,6 +9,7 @@ from torch import Tensor
 from labkit.errors import PlanError
 from labkit.plan import Plan
 from labkit.rank import groups
+from labkit.rank.fp8_scaling import Scaling
 from labkit.rank.mesh import Mesh
 from labkit.rank.recorder import Recorder
 from labkit.spec import Training
@@ -64,6 +65,7 @@ class State:
         forward_backward: runs a step's micro-batches; returns this rank's share of the loss.
         update: what comes after it.
         recorder: what the modules record into.
+        scaling: the scales of FP8 tensors; None in other precisions.
         step: steps done, which is also the position in the data: a step's samples depend on its number.
     """
 
@@ -74,6 +76,7 @@ class State:
     forward_backward: Callable[[Tensor, Tensor], Tensor]
     update: Update
     recorder: Recorder
+    scaling: Scaling | None
     step: int
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from labkit.plan import Plan
-from labkit.rank import data_parallel, groups, optimizer, tensor_parallel
+from labkit.rank import data_parallel, fp8, groups, optimizer, tensor_parallel
 from labkit.rank.mesh import Mesh
 from labkit.rank.model import Transformer, mean_loss
 from labkit.rank.parameters import Weights, build_stage
@@ -26,6 +26,7 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
     recorder = Recorder(device, indices[0] if len(indices) == 1 else None)
     seed = training.seed if initialised else None
     stages = [build_stage(plan, index, seed, device) for index in indices]
+    scaling = fp8.attach(stages, plan, training, own, recorder)
     split: dict[str, int] = {}
     for stage in stages if layout.tp > 1 else ():
         split |= tensor_parallel.shard(stage, own.device_mesh["tp"], recorder, sequence=layout.sequence_parallel)
@@ -49,6 +50,7 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
         forward_backward=forward_backward,
         update=Update(weights, made, recorder),
         recorder=recorder,
+        scaling=scaling,
         step=0,
     )
 

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from labkit.errors import LabError, ranks_text
 from labkit.plan import Plan
-from labkit.rank import data, deepspeed_engine, groups, mesh, optimizer, report, state, tensor_parallel, torch_engine
+from labkit.rank import (
+    data,
+    deepspeed_engine,
+    fp8,
+    groups,
+    mesh,
+    optimizer,
+    report,
+    state,
+    tensor_parallel,
+    torch_engine,
+)
 from labkit.rank.mesh import Mesh
 from labkit.rank.state import State
 from labkit.spec import Training
@@ -48,6 +59,7 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
     else:
         gc.collect()  # wrapped modules of an earlier state are cyclic
         live = build(plan, training, own)
+    fp8.adjust(live.scaling, plan, training, live.recorder)
     state.keep(live)
     optimizer.adjust(live.optimizer, training)
     live.recorder.open(on=training.trace, pace=training.pace)
@@ -144,6 +156,7 @@ def step(live: State, training: Training, text: Tensor) -> tuple[float, float, b
         norm = live.update.apply(norm, training.clip_norm)
     if not (math.isfinite(loss) and math.isfinite(norm)):
         _refuse(live, training, loss, norm, share)
+    fp8.end_step(live.scaling, live.weights.mesh, live.step)
     recorder.memory()
     recorder.add("step", start)
     return loss, norm, num_stops > 0

@@ -1,10 +1,11 @@
-"""What a training run does besides its plan: steps, optimizer, data, and a declared pace."""
+"""What a training run does besides its plan: steps, optimizer, data, an FP8 recipe, and a declared pace."""
 
 import os
 from dataclasses import dataclass
 
 from labkit.errors import PlanError
 from labkit.spec.checks import choice, flag, number, shown, whole
+from labkit.spec.fp8 import Fp8
 
 __all__ = ["Pace", "Training"]
 
@@ -84,6 +85,8 @@ class Training:
         data: a file or folder to train on, read as bytes; None = the Python standard library's source.
         pace: declared durations, or None.
         trace: whether ranks record events.
+        fp8: how a layout with precision "fp8" casts; None = `Fp8()`, delayed scaling.
+        record_fp8: whether ranks record what the casts to FP8 do to every tensor.
 
     Raises:
         PlanError: a field of the wrong type or out of range.
@@ -103,6 +106,8 @@ class Training:
     data: str | None = None
     pace: Pace | None = None
     trace: bool = True
+    fp8: Fp8 | None = None
+    record_fp8: bool = False
 
     def __post_init__(self) -> None:
         clean: dict[str, object] = {
@@ -115,13 +120,25 @@ class Training:
             "start": choice("start", self.start, STARTS),
             "data": _data(self.data),
             "trace": flag("trace", self.trace),
+            "record_fp8": flag("record_fp8", self.record_fp8),
         }
         if self.clip_norm is not None:
             clean["clip_norm"] = number("clip_norm", self.clip_norm, positive=True)
         if self.pace is not None and not isinstance(self.pace, Pace):
             raise PlanError(f"pace={shown(self.pace)} is no Pace: use Pace(forward_s=0.05, backward_s=0.1) or None.")
+        if self.fp8 is not None and not isinstance(self.fp8, Fp8):
+            raise PlanError(f"fp8={shown(self.fp8)} is no Fp8: use Fp8(recipe='current') or None.")
         for name, value in clean.items():
             object.__setattr__(self, name, value)
+
+    def check_precision(self, precision: str) -> None:
+        """Raise PlanError unless what is asked of FP8 goes with a layout's precision."""
+        asked = "fp8" if self.fp8 is not None else "record_fp8" if self.record_fp8 else None
+        if asked is not None and precision != "fp8":
+            raise PlanError(
+                f"{asked}={shown(getattr(self, asked))} with precision={precision!r}: nothing is cast to FP8 there. "
+                f"Use the token fp8 in the layout, or drop {asked}."
+            )
 
 
 def _betas(value: object) -> tuple[float, float]:

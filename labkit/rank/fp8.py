@@ -1,0 +1,71 @@
+"""FP8 in a training state: which matrices there are, their scales, and what is reported of them."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from labkit.errors import PlanError
+from labkit.plan import Plan
+from labkit.rank import groups, report
+from labkit.rank.fp8_linear import Fp8Linear
+from labkit.rank.fp8_scaling import Scaling
+from labkit.rank.fp8_tally import Tally
+from labkit.rank.mesh import Mesh
+from labkit.rank.recorder import Recorder
+from labkit.spec import Fp8, Training
+
+
+def attach(
+    stages: Sequence[nn.Module], plan: Plan, training: Training, own: Mesh, recorder: Recorder
+) -> Scaling | None:
+    """Give this rank's FP8 matrices their scales; None where the layout has another precision."""
+    if plan.layout.precision != "fp8":
+        return None
+    scaling = Scaling(_recipe(training), names(stages, plan), groups.device(), recorder=recorder, members=own.members)
+    for name, module in (pair for stage in stages for pair in stage.named_modules()):
+        if isinstance(module, Fp8Linear):
+            module.casts = scaling.of(name)
+    return scaling
+
+
+def names(stages: Sequence[nn.Module], plan: Plan) -> list[str]:
+    """Every FP8 matrix of the whole model: all layers have those of the first one here."""
+    here = [name for name, module in stages[0].named_modules() if isinstance(module, Fp8Linear)]
+    first = here[0].split(".")[1]
+    within = [name.split(".", 2)[2] for name in here if name.split(".")[1] == first]
+    return [f"layers.{layer}.{matrix}" for layer in range(plan.model.num_layers) for matrix in within]
+
+
+def adjust(scaling: Scaling | None, plan: Plan, training: Training, recorder: Recorder) -> None:
+    """Ready a state for a run: record or not.
+
+    Raises:
+        PlanError: the run asks for another recipe than the state has.
+    """
+    if scaling is None:
+        return
+    if scaling.recipe != _recipe(training):
+        raise PlanError(
+            f"the live training state has {scaling.recipe}, not {_recipe(training)}: start='live' goes on with the "
+            "scales that it has. Use that recipe or start='fresh'."
+        )
+    last = plan.layout.num_microbatches - 1
+    scaling.tally = Tally(scaling.names, groups.device(), recorder, last) if training.record_fp8 else None
+
+
+def end_step(scaling: Scaling | None, own: Mesh, step: int) -> None:
+    """Take the next step's scales from this one, and tell the notebook what was recorded.
+
+    Runs on: the layout's ranks at once. Communicates: one all-reduce of amaxes in delayed scaling, two to record.
+    """
+    if scaling is None:
+        return
+    if scaling.tally is not None:
+        rows = scaling.tally.take(own.members)
+        if own.rank == 0:
+            report.emit("fp8", {"step": step, "rows": rows})
+    scaling.end_step()
+
+
+def _recipe(training: Training) -> Fp8:
+    return training.fp8 or Fp8()
