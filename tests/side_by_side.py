@@ -32,7 +32,7 @@ def longest_first(items: list[pytest.Item]) -> None:
     seconds: Counter[str] = Counter()
     for item in items:
         marked = [SECONDS[name] for name in SECONDS if item.get_closest_marker(name)]
-        seconds[scope_of(item.nodeid)] += max(marked, default=SECONDS_UNMARKED)
+        seconds[scope_of(item.nodeid)] += sum(marked) or SECONDS_UNMARKED
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
 
 
