@@ -2,6 +2,7 @@
 
 from labkit.show.bits import bits, ranges
 from labkit.show.bubbles import bubbles
+from labkit.show.fp8 import fp8
 from labkit.show.grades import grade_criteria, grade_statuses, grade_times, grade_totals
 from labkit.show.hosts import hosts
 from labkit.show.losses import losses
@@ -17,6 +18,7 @@ from labkit.show.timeline import timeline
 __all__ = [
     "bits",
     "bubbles",
+    "fp8",
     "grade_criteria",
     "grade_statuses",
     "grade_times",
