@@ -179,6 +179,7 @@ class Update:
         """Remove DeepSpeed's hooks and what it remembers of the module; its groups may be gone already."""
         with deepspeed_library.quiet(), deepspeed_library.through(self._backend):
             self._engine.destroy()
+        deepspeed_library.forget_module(self._engine.module)
 
 
 def _norm(engine: Any) -> float:

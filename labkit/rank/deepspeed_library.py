@@ -104,6 +104,13 @@ def enter_world(group: dist.ProcessGroup, backend: object) -> None:
     sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = group  # type: ignore[attr-defined]
 
 
+def forget_module(module: object) -> None:
+    """Take a module from the stack in which ZeRO-3 keeps every one that it was ever given, with its parameters."""
+    offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
+    if offload is not None:
+        offload.FWD_MODULE_STACK[:] = [one for one in offload.FWD_MODULE_STACK if one is not module]
+
+
 @contextlib.contextmanager
 def through(backend: object) -> Iterator[None]:
     """Have DeepSpeed talk through a backend, whatever it talks through otherwise."""

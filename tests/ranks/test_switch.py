@@ -210,6 +210,18 @@ def test_there_and_back_changes_nothing_at_all(ranks):
     assert first.grad_norms + rest.grad_norms == whole.grad_norms
 
 
+def test_another_precision_is_another_way_to_compute_with_the_same_state(ranks):
+    plan = plan_of("dp2 b6", PLAIN)
+    whole = train(ranks, plan, 4)
+    first = train(ranks, plan, 2)
+    for text in ("tp2 bf16 b12", "dp2 fp8 b6", "pp2 fp8 m4 b3", "dp2 b6"):
+        switch(ranks, plan_of(text, PLAIN))
+    rest = train(ranks, plan, 2, start="live")
+    assert first.losses + rest.losses == whole.losses
+    switch(ranks, plan_of("dp2 fp8 b6", PLAIN))
+    assert train(ranks, plan_of("dp2 fp8 b6", PLAIN), 1, start="live").losses[0] < whole.losses[0]
+
+
 def test_a_schedule_of_ones_own(ranks):
     layout = lk.spec.Layout.parse("pp2 m2 b6")
     own = lk.plan.build(PLAIN, layout, schedule="1F0 1F1 1B0 1B1\n0F0 0F1 0B0 0B1")
@@ -366,3 +378,11 @@ def test_a_failure_between_deepspeed_layouts_leaves_the_old_one_whole(broken_ran
         switch(ranks, plan_of("dp2 zero1 b6"))
     rest = train(ranks, plan_of("dp4 zero3 b3"), 2, start="live")
     assert rest.losses == pytest.approx(whole.losses[1:], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_switches_between_deepspeed_layouts_leave_nothing(ranks):
+    texts = ("dp2 zero3 b6", "dp4 zero1 b3", "dp4 zero3 offload:all b3", "dp4 zero2 torch b3")
+    train(ranks, plan_of(texts[-1]), 1)
+    before, after = grown(ranks, texts, num_rounds=5)
+    assert all(a <= b for seen, allowed in zip(after, before, strict=True) for a, b in zip(seen, allowed, strict=True))
