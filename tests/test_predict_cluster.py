@@ -1,5 +1,7 @@
 """Arithmetic of many hosts: who talks across them, how much, and what that costs."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,10 +48,17 @@ def test_tensor_parallelism_stays_within_a_host_or_costs_most_of_a_step():
     far = predict.shares(large("dp64 tp8 pp2 m16 bf16"), H100, order=("dp", "tp", "pp"))
     deep = predict.shares(large("dp64 pp16 m16 bf16"), H100)
     assert near.compute_s == far.compute_s == deep.compute_s
-    assert far.tp_s > 5 * near.tp_s
+    assert far.tp_s > 3 * near.tp_s
     assert near.step_s < deep.step_s < far.step_s
     assert deep.bubble_s == pytest.approx(deep.compute_s * 15 / 16)
     assert near.step_s == near.compute_s + near.bubble_s + near.tp_s + near.pp_s + near.dp_s
+
+
+def test_ranks_of_a_group_use_the_ports_of_their_host_together():
+    copies, spread = predict.shares(large("dp64 m16"), H100), predict.shares(large("dp64 tp8 m16"), H100)
+    slow = predict.shares(large("dp64 m16"), replace(H100, ranks_per_host=1))
+    assert slow.dp_s == pytest.approx(8 * copies.dp_s, rel=0.01)  # one port instead of eight
+    assert spread.dp_s == pytest.approx(copies.dp_s, rel=0.01)  # an eighth of the bytes, through one port
 
 
 def test_what_is_not_counted_is_refused():

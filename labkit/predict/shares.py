@@ -42,9 +42,9 @@ class Shares:
 def shares(plan: Plan, hardware: Hardware, *, efficiency: float = 0.4, order: Sequence[str] = INNER_TO_OUTER) -> Shares:
     """Simulate a step under 1F1B or GPipe by arithmetic.
 
-    A group that lies within a host talks over its fast link, another over the network; both with a latency that is
-    assumed: 5 and 20 microseconds a message. The bubble holds up compute and tp alike. In bf16 activations travel in
-    two bytes, as large trainers send them; gradients are summed in fp32.
+    A group that lies within a host talks over its fast link, another over the network, where its ranks on a host use
+    their ports together; latencies are assumed: 5 and 20 microseconds a message. The bubble holds up compute and tp
+    alike. In bf16 activations travel in two bytes, as large trainers send them; gradients are summed in fp32.
 
     Args:
         plan: the plan; its middle stage counts.
@@ -70,13 +70,20 @@ def shares(plan: Plan, hardware: Hardware, *, efficiency: float = 0.4, order: Se
     counted = traffic(replace(plan, layout=replace(layout, precision="fp32")), plan.rank_at(pp_rank=layout.pp // 2))
     for one in counted:
         num_bytes = one.num_bytes * (1.0 if one.axis == "dp" else width)
-        is_near = num_hosts(plan, one.axis, hardware.ranks_per_host, order) == 1
-        alpha_s = FAST_ALPHA_S if is_near else SLOW_ALPHA_S
-        bytes_per_s = hardware.link_bytes_per_s if is_near else hardware.network_bytes_per_s
+        degree: int = getattr(layout, one.axis)
+        reach = num_hosts(plan, one.axis, hardware.ranks_per_host, order)
+        alpha_s, bytes_per_s = _link(hardware, degree, reach)
         each_s = alpha_s + num_bytes / bytes_per_s
         if one.kind == "all_reduce":
-            each_s = ring_time(num_bytes, getattr(layout, one.axis), alpha_s=alpha_s, bytes_per_s=bytes_per_s)
+            each_s = ring_time(num_bytes, degree, alpha_s=alpha_s, bytes_per_s=bytes_per_s)
         seconds[one.axis] += one.num_calls * each_s
     idle = bubble_fraction(plan.num_stages, layout.num_microbatches)
     bubble_s = (compute_s + seconds["tp"]) * idle / (1 - idle)
     return Shares(compute_s=compute_s, bubble_s=bubble_s, tp_s=seconds["tp"], pp_s=seconds["pp"], dp_s=seconds["dp"])
+
+
+def _link(hardware: Hardware, degree: int, reach: int) -> tuple[float, float]:
+    """Latency and bytes a second of a ring of `degree` ranks on `reach` hosts: it enters each host once."""
+    if reach == 1:
+        return FAST_ALPHA_S, hardware.link_bytes_per_s
+    return SLOW_ALPHA_S, min(hardware.link_bytes_per_s, hardware.network_bytes_per_s * (degree // reach))
