@@ -12,6 +12,7 @@ gradient norms 1e-4, relative, over 5 steps, under AdamW and under SGD with clip
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from dataclasses import replace
 import labkit as lk
 from benchmarks.pairs import json_line, say
 from labkit.errors import PlanError
+from labkit.launch.comparing import OPTIMIZERS
 from labkit.launch.equality import QUANTITIES, Comparison, difference_text
 from labkit.plan import Plan
 from labkit.spec import Layout, Model
@@ -137,9 +139,9 @@ def main() -> int:
                     print(entry)
             largest = {
                 f"{optimizer} {name}": max(
-                    one.differences.get(name, float("inf")) for one in entries if one.optimizer == optimizer
+                    (one.differences.get(name, math.inf) for one in entries if one.optimizer == optimizer), default=0.0
                 )
-                for optimizer in ("adamw", "sgd")
+                for optimizer in OPTIMIZERS
                 for name in QUANTITIES
             }
             met = all(entry.is_good for entry in entries)

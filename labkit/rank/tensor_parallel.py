@@ -8,8 +8,8 @@ than three numbers for each token.
 Shapes: B micro-batch, S sequence, V vocabulary (whole here; each rank has its share).
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -96,9 +96,15 @@ class Loss:
         return loss.to_local()
 
 
-def loss_over_shards(tp: int) -> AbstractContextManager[None]:
+@contextmanager
+def loss_over_shards(tp: int) -> Iterator[None]:
     """Within it, where the vocabulary is split, DTensors compute cross-entropy and its gradient over their shards."""
-    return loss_parallel() if tp > 1 else nullcontext()
+    context = loss_parallel() if tp > 1 else nullcontext()
+    context.__enter__()
+    try:
+        yield
+    finally:
+        context.__exit__(None, None, None)  # told of an exception, torch's would leave everything switched on
 
 
 class _AllReduces(TorchDispatchMode):  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """The loss over logits that stay split over the vocabulary: what a rank keeps, sends and gets."""
 
 import functools
+import math
 
 import pytest
 
@@ -63,9 +64,27 @@ def losses(tp, precision):
     }
 
 
+def after_an_error():
+    """Runs in each rank: an error inside, then a softmax over what nobody split, which `loss_parallel` refuses."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    from labkit.rank.tensor_parallel import loss_over_shards
+
+    mesh = init_device_mesh("cpu", (4,))
+    whole = DTensor.from_local(torch.zeros(1, 3, 8), mesh, [Replicate()])
+    try:
+        with loss_over_shards(4):
+            raise KeyError
+    except KeyError:
+        return torch.log_softmax(whole, -1).to_local().max().item()
+
+
 def all_losses():
     """Runs in each rank."""
-    return {(tp, precision): losses(tp, precision) for tp in (1, 2, 4) for precision in PRECISIONS}
+    found = {(tp, precision): losses(tp, precision) for tp in (1, 2, 4) for precision in PRECISIONS}
+    return found | {"after an error": after_an_error()}
 
 
 @functools.cache
@@ -101,3 +120,7 @@ def test_the_forward_sends_three_numbers_a_token_and_the_backward_none(tp, preci
         found = world()[rank][tp, precision]
         assert found["rows"] == [("all_reduce", "tp", SAMPLES * 16 * 4)] * 3
         assert found["backward"] == 0
+
+
+def test_an_error_leaves_nothing_switched_on():
+    assert [found["after an error"] for found in world()] == pytest.approx([-math.log(8)] * 4)
