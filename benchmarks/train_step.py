@@ -1,6 +1,6 @@
 """A training step on live ranks, tracing off and on, against a hand-written torchrun script of the same layout.
 
-    python -m benchmarks.train_step [dp4|tp4|pp4|dp2_tp2 ...] [--pairs N]
+    python -m benchmarks.train_step [dp4|tp4|pp4|dp2_tp2|zero1|zero3|fsdp2 ...] [--pairs N]
 
 Model, batch, optimizer and clipping are the same (`train_scripts/sizes.py`); both sides give loss and global gradient
 norm in each step. A job's number is the median time between the beginnings of two steps, so that what labkit reports
@@ -18,6 +18,7 @@ import labkit as lk
 from benchmarks.children import Child
 from benchmarks.pairs import arguments, compare, report, say
 from benchmarks.train_scripts.sizes import CLIP_NORM, LAYOUTS, LEARNING_RATE, MODEL, WARM_UP_STEPS
+from labkit import compiled
 
 BAR = 1.03
 NUM_STEPS = 15
@@ -29,7 +30,11 @@ def script(layout: str) -> float:
     """The median step of the hand-written script under torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     # Without it a gloo job of torch 2.13 cannot restart, and what both sides measure is the same.
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    env = {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_EXTENSIONS_DIR": str(compiled.folder()),  # what DeepSpeed would compile at its first use
+    }
     with Child([*command, str(SCRIPTS / f"{layout}.py"), "--steps", str(NUM_STEPS)], env=env) as child:
         line, _ = child.line("STEP ", LIMIT_S)
     return float(json.loads(line.removeprefix("STEP "))["step_s"])

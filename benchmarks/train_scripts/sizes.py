@@ -18,4 +18,7 @@ LAYOUTS = {
     "tp4": "tp4 b8",
     "pp4": "pp4 1f1b m8 b1",
     "dp2_tp2": "dp2 tp2 b4",
+    "zero1": "dp4 zero1 b2 deepspeed",
+    "zero3": "dp4 zero3 b2 deepspeed",
+    "fsdp2": "dp4 zero3 b2 torch",
 }

@@ -1,0 +1,6 @@
+"""ZeRO-3 over four ranks: DeepSpeed."""
+
+from common import run, start
+from deepspeed_job import make_step
+
+run(make_step(3, start()))
