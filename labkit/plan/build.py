@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from labkit.errors import PlanError
 from labkit.plan.eight_bits import check_sizes
-from labkit.plan.engine import choose
+from labkit.plan.engine import check_twin, choose
 from labkit.plan.own import Schedule, read_own
 from labkit.plan.plan import Plan
 from labkit.schedule import check_virtual_stages
@@ -53,6 +53,7 @@ def build(model: Model, layout: Layout, schedule: Schedule | None = None) -> Pla
     _check_pipeline(model, layout)
     if layout.precision == "fp8":
         check_sizes(model, layout)
+    check_twin(model, layout)
     return Plan(model=model, layout=layout, engine=choose(layout), schedule=read_own(schedule, layout))
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from labkit.errors import PlanError
-from labkit.spec import Layout
+from labkit.spec import Layout, Model
 
-__all__ = ["choose"]
+__all__ = ["check_twin", "choose"]
 
 
 def choose(layout: Layout) -> str:
@@ -39,6 +39,17 @@ def choose(layout: Layout) -> str:
     return "deepspeed"
 
 
+def check_twin(model: Model, layout: Layout) -> None:
+    """Refuse a matrix that two stages share in DeepSpeed's pipeline, which shares whole layers only.
+
+    Raises:
+        PlanError: it would be.
+    """
+    if layout.engine == "deepspeed" and layout.pp > 1 and model.tied_embeddings:
+        fact = f"tied_embeddings=True with pp={layout.pp} and engine='deepspeed'"
+        raise _refused(fact, "its pipeline shares whole layers, not their matrices", layout)
+
+
 _FORMS: dict[str, tuple[object, str]] = {
     "hybrid": (1, "hybrid"),
     "reshard_after_forward": (None, "reshard or no_reshard"),
@@ -64,13 +75,17 @@ def _check_offload(layout: Layout) -> None:
 
 
 def _check_deepspeed(layout: Layout) -> None:
+    what = "with engine='deepspeed'"
     if layout.tp > 1:
-        raise _refused(f"tp={layout.tp} with engine='deepspeed'", "it splits models that it knows by name", layout)
-    if layout.pp > 1:
-        raise _refused(f"pp={layout.pp} with engine='deepspeed'", "its pipeline is not used here", layout)
+        raise _refused(f"tp={layout.tp} {what}", "it splits models that it knows by name", layout)
+    if layout.pp > 1 and layout.zero_stage > 1:
+        rule = "its pipeline runs ZeRO 0 and 1"
+        raise _refused(f"pp={layout.pp} and zero_stage={layout.zero_stage} {what}", rule, layout)
+    if layout.pp > 1 and layout.schedule != "1f1b":
+        raise _refused(f"schedule={layout.schedule!r} {what}", "its pipeline runs 1f1b", layout)
     for name, (usual, word) in _FORMS.items():
         if getattr(layout, name) != usual:
-            raise _refused(f"{word} with engine='deepspeed'", "only torch shards so", layout)
+            raise _refused(f"{word} {what}", "only torch shards so", layout)
 
 
 def _refused(fact: str, rule: str, layout: Layout, *tries: dict[str, object]) -> PlanError:

@@ -13,6 +13,8 @@ from deepspeed.comm.reduce_op import ReduceOp
 from deepspeed.comm.torch import TorchBackend
 from torch import Tensor
 
+from labkit.plan import AXES
+from labkit.rank.mesh import Mesh
 from labkit.rank.recorder import Recorder, num_bytes
 
 GROUP = "dp"
@@ -23,15 +25,18 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class RecordedBackend(TorchBackend):  # type: ignore[misc]
-    """Collectives over `group` unless another is named.
+    """Collectives over the layout's ranks unless a group is named.
 
     Args:
-        group: the layout's ranks, which are the first ranks of torch's world.
+        own: the layout's groups; its ranks are the first of torch's world.
         recorder: gets the collectives.
     """
 
-    def __init__(self, group: dist.ProcessGroup, recorder: Recorder) -> None:
-        self._group, self._recorder = group, recorder
+    def __init__(self, own: Mesh, recorder: Recorder) -> None:
+        self._group = group = own.members or own.group("dp")
+        self._recorder = recorder
+        known = (group, *(own.group(axis) for axis in AXES))
+        self._groups = {tuple(dist.get_process_group_ranks(one)): one for one in reversed(known)}
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         super().__init__(dist.get_backend(group), datetime.timedelta(minutes=30), None)
 
@@ -51,9 +56,12 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
         """The layout's ranks."""
         return self._group
 
-    def new_group(self, ranks: Iterable[int]) -> dist.ProcessGroup:
-        """Make a group; only its members take part."""
-        return dist.new_group(list(ranks), use_local_synchronization=True)
+    def new_group(self, ranks: Iterable[int]) -> Any:
+        """Return the layout's group of these ranks: DeepSpeed asks for those that the mesh has already."""
+        wanted = tuple(ranks)
+        if dist.get_rank() not in wanted:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return self._groups[wanted]
 
     def barrier(
         self, group: dist.ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None

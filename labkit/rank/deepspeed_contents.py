@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from labkit.plan.moves import STATES, WEIGHT
-from labkit.plan.parameters import canonical
 from labkit.rank import groups
 from labkit.rank.state import State
 
@@ -38,7 +37,7 @@ class DeepSpeedContents:
 
     def __init__(self, state: State, *, fresh: bool = False) -> None:
         engine = state.weights.engine  # type: ignore[attr-defined]
-        self._parameters = {canonical(name, state.plan.model): p for name, p in engine.module.named_parameters()}
+        self._parameters: dict[str, Any] = state.weights.parameters  # type: ignore[attr-defined]
         self._stage = engine.zero_optimization_stage()
         self._zero = engine.optimizer
         self._states = engine.basic_optimizer.state

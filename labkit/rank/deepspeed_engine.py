@@ -16,7 +16,7 @@ from torch import Tensor
 
 from labkit.plan import Plan
 from labkit.plan.parameters import canonical
-from labkit.rank import data_parallel, deepspeed_library, fp8, groups, optimizer
+from labkit.rank import data_parallel, deepspeed_library, deepspeed_pipeline, fp8, groups, optimizer, parameters
 from labkit.rank.mesh import Mesh
 from labkit.rank.model import Layer, mean_loss
 from labkit.rank.parameters import build_stage
@@ -41,26 +41,31 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
     if _updates_in_host_memory(layout, training):
         deepspeed_library.check_operation("cpu_adam", "AdamW in host memory")
     deepspeed = deepspeed_library.load()
-    recorder = Recorder(device, 0)
+    stage = own.place.pp_rank
+    recorder = Recorder(device, stage)
     backend = enter_world(own, recorder)
-    module = build_stage(plan, 0, training.seed if initialised else None, device)
-    scaling = fp8.attach([module], plan, training, own, recorder)
+    net = build_stage(plan, stage, training.seed if initialised else None, device)
+    scaling = fp8.attach([net], plan, training, own, recorder)
     if layout.zero_stage == 3:
-        deepspeed.utils.set_z3_leaf_modules(module, [Layer])  # gathered whole, not matrix by matrix
+        deepspeed.utils.set_z3_leaf_modules(net, [Layer])  # gathered whole, not matrix by matrix
     with deepspeed_library.quiet():
         engine, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=_optimizer(deepspeed, module, layout, training),
+            model=deepspeed_pipeline.module(net, plan) if layout.pp > 1 else net,
+            optimizer=_optimizer(deepspeed, net, layout, training),
             config=configuration(plan, training),
             dist_init_required=False,
         )
     return State(
         plan=plan,
         optimizer_kind=training.optimizer,
-        weights=Weights(deepspeed, engine, plan, own),
+        weights=Weights(deepspeed, engine, net, plan, own),
         optimizer=engine.optimizer,
-        forward_backward=Accumulation(engine, plan, recorder),
-        update=Update(engine, backend, recorder),
+        forward_backward=(
+            deepspeed_pipeline.Pipeline(engine, plan, own, recorder)
+            if layout.pp > 1
+            else Accumulation(engine, plan, recorder)
+        ),
+        update=Update(engine, plan, backend, recorder),
         recorder=recorder,
         scaling=scaling,
         step=0,
@@ -92,7 +97,7 @@ def configuration(plan: Plan, training: Training) -> dict[str, Any]:
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.microbatch_size,
         "gradient_accumulation_steps": layout.num_microbatches,
-        "gradient_clipping": training.clip_norm or 0.0,
+        "gradient_clipping": (training.clip_norm or 0.0) if layout.zero_stage else 0.0,
         "steps_per_print": _NEVER,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -102,9 +107,8 @@ def configuration(plan: Plan, training: Training) -> dict[str, Any]:
 
 def enter_world(own: Mesh, recorder: Recorder) -> object:
     """Make the layout's ranks DeepSpeed's world, for it knows one at a time; returns its way to them."""
-    group = own.group("dp")
-    backend = importlib.import_module("labkit.rank.deepspeed_backend").RecordedBackend(group, recorder)
-    deepspeed_library.enter_world(group, backend)
+    backend: object = importlib.import_module("labkit.rank.deepspeed_backend").RecordedBackend(own, recorder)
+    deepspeed_library.enter_world(backend)
     return backend
 
 
@@ -149,29 +153,39 @@ class Accumulation(data_parallel.Accumulation):
 
 
 class Update:
-    """Clips and updates through DeepSpeed's engine, which finds the norm itself."""
+    """Clips and updates through DeepSpeed's engine.
 
-    def __init__(self, engine: Any, backend: object, recorder: Recorder) -> None:
-        self._engine, self._backend, self._recorder = engine, backend, recorder
+    Under ZeRO it finds the norm itself. At stage 0 in fp32 it tells none, so norm and clipping are done here.
+    """
+
+    def __init__(self, engine: Any, plan: Plan, backend: object, recorder: Recorder) -> None:
+        self._engine, self._plan, self._backend, self._recorder = engine, plan, backend, recorder
 
     def squared_norm(self) -> Tensor:
-        """0: the norm comes with the update."""
-        return torch.zeros((), device=groups.device())
+        """This rank's share at stage 0; 0 under ZeRO, where the norm comes with the update."""
+        layout = self._plan.layout
+        if layout.zero_stage:
+            return torch.zeros((), device=groups.device())
+        return torch.stack(torch._foreach_norm(self._gradients())).square().sum() / layout.dp
+
+    def _gradients(self) -> list[Tensor]:
+        return [one.grad for one in self._engine.module.parameters() if one.grad is not None]
 
     def apply(self, norm: float, clip_norm: float | None) -> float:
         """Update the weights and return the norm. Communicates: as the stage says."""
         start = self._recorder.mark()
-        engine = self._engine
-        engine._config.gradient_clipping = clip_norm or 0.0
-        if engine.zero_optimization_stage() > 0:
+        engine, layout = self._engine, self._plan.layout
+        if layout.zero_stage:
             engine.optimizer.clip_grad = clip_norm or 0.0
+        else:
+            optimizer.clip(self._gradients(), norm, clip_norm)
+        if layout.pp > 1:
+            engine._exec_optimizer_step()
+        else:
             engine.step()
+        if layout.zero_stage:
             found = engine.get_global_grad_norm()
             norm = math.nan if found is None else float(found)
-        else:
-            norm = _norm(engine)
-            if math.isfinite(norm):
-                engine.step()
         self._recorder.add("optimizer", start)
         return norm
 
@@ -182,31 +196,30 @@ class Update:
         deepspeed_library.forget_module(self._engine.module)
 
 
-def _norm(engine: Any) -> float:
-    """The norm of gradients that every rank holds whole; DeepSpeed tells none at stage 0 in fp32."""
-    gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
-    return float(torch.stack(torch._foreach_norm(gradients)).norm())
-
-
 class Weights:
     """The weights that DeepSpeed holds.
 
     Attributes:
         mesh: this rank's groups.
         engine: DeepSpeed's engine.
+        parameters: canonical name -> this rank's parameter, as DeepSpeed keeps it.
     """
 
-    def __init__(self, deepspeed: ModuleType, engine: Any, plan: Plan, mesh: Mesh) -> None:
-        self.mesh = mesh
-        self._deepspeed, self.engine, self._plan = deepspeed, engine, plan
+    def __init__(self, deepspeed: ModuleType, engine: Any, stage: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
+        self.mesh, self.engine = mesh, engine
+        self.parameters = {canonical(name, plan.model): parameter for name, parameter in stage.named_parameters()}
+        self._deepspeed = deepspeed
+        self._over_stages = parameters.Weights([stage], plan, mesh, {}) if plan.layout.pp > 1 else None
 
     def gather(self) -> dict[str, Tensor]:
         """Return every parameter of the whole model, whole, on every member rank.
 
-        Runs on: all member ranks at once. Communicates: all-gathers over dp, at stage 3.
+        Runs on: all member ranks at once. Communicates: all-gathers over dp at stage 3, broadcasts over pp.
         """
+        if self._over_stages is not None:
+            return self._over_stages.gather()
         whole = {}
-        for name, parameter in self.engine.module.named_parameters():
+        for name, parameter in self.parameters.items():
             with self._deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-                whole[canonical(name, self._plan.model)] = parameter.detach().clone()
+                whole[name] = parameter.detach().clone()
         return whole

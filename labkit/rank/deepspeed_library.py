@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-import torch.distributed as dist
-
 from labkit import compiled
 from labkit.errors import LabError
 from labkit.rank import groups
@@ -97,11 +95,11 @@ def forget_groups() -> None:
     _number_from((0, 0))
 
 
-def enter_world(group: dist.ProcessGroup, backend: object) -> None:
-    """Make a group DeepSpeed's world, to which it talks through a backend; what it knew of others is forgotten."""
+def enter_world(backend: Any) -> None:
+    """Make the ranks of a backend DeepSpeed's world; what it knew of others is forgotten."""
     forget_groups()
     sys.modules["deepspeed.comm.comm"].cdb = backend  # type: ignore[attr-defined]
-    sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = group  # type: ignore[attr-defined]
+    sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = backend.get_world_group()  # type: ignore[attr-defined]
 
 
 def forget_module(module: object) -> None:

@@ -23,10 +23,12 @@ SGD = {"optimizer": "sgd", "learning_rate": 0.1, "clip_norm": 0.5}
 ALL = 4 * MODEL.num_parameters
 
 # 8 samples a step in each.
-LAYOUTS = ["dp4 zero1 b2", "dp2 zero2 m2 b2", "dp4 zero3 m2 b1"]
+LAYOUTS = ["dp4 zero1 b2", "dp2 zero2 m2 b2", "dp4 zero3 m2 b1", "dp2 pp2 zero1 deepspeed m2 b2"]
 OFFLOADED = ["dp2 zero1 offload:optimizer m2 b2", "dp2 zero3 offload:all b4"]
 FURTHER = [
     "dp4 deepspeed m2 b1",
+    "pp2 deepspeed m4 b2",
+    "dp2 pp2 deepspeed m1 b4 recompute:full",
     "dp2 zero1 m4 b1",
     "dp4 zero2 b2",
     "dp3 zero3 m1 b8",
@@ -80,7 +82,7 @@ def test_further_layouts_in_host_memory_train_as_one_rank_does(ranks: lk.cluster
 
 @pytest.mark.slow
 def test_bf16_stays_in_its_band(ranks: lk.cluster.Ranks) -> None:
-    compare(ranks, ["dp2 zero1 bf16 b4", "dp4 zero3 bf16 m2 b1"])
+    compare(ranks, ["dp2 zero1 bf16 b4", "dp4 zero3 bf16 m2 b1", "pp2 zero1 deepspeed bf16 m2 b4"])
 
 
 @pytest.mark.slow
@@ -205,6 +207,39 @@ def test_torch_keeps_its_linear(ranks: lk.cluster.Ranks) -> None:
     assert ranks.run(name) == ["linear"] * 4
 
 
-def test_forms_that_it_does_not_have_are_refused() -> None:
-    with pytest.raises(PlanError, match="only torch shards so"):
-        plan_of("dp4 zero3 hybrid2 deepspeed")
+def test_its_pipeline_follows_the_schedule_of_the_plan(ranks: lk.cluster.Ranks) -> None:
+    run = trained(ranks, "pp2 deepspeed m4 b2")
+    for rank, actions in enumerate(run.plan.actions):
+        events = [one for one in run.trace.of_step(1).of_rank(rank).events if one.kind in ("F", "B")]
+        assert [one.label for one in events] == [str(action) for action in actions]
+        messages = [one for one in run.trace.of_step(1).of_rank(rank).events if one.peer is not None]
+        assert {one.num_bytes for one in messages} == {2 * 16 * 32 * 4}
+        assert sorted(one.kind for one in messages) == sorted((["SEND_F", "RECV_B"], ["RECV_F", "SEND_B"])[rank] * 4)
+        assert {one.peer for one in messages} == {1 - rank}
+
+
+def test_the_live_state_goes_to_its_pipeline_and_on(ranks: lk.cluster.Ranks) -> None:
+    whole = trained(ranks, "dp2 zero1 b4", 4).losses
+    losses = trained(ranks, "dp2 zero1 b4", 2).losses
+    for text in ("dp2 pp2 zero1 deepspeed m2 b2", "dp4 zero3 b2"):
+        lk.launch.switch(ranks, plan_of(text), progress=False)
+        losses += trained(ranks, text, 1, start="live").losses
+    assert losses == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "why"),
+    [
+        ("dp4 zero3 hybrid2 deepspeed", MODEL, "hybrid with engine='deepspeed': only torch shards so"),
+        ("dp2 tp2 deepspeed", MODEL, "it splits models that it knows by name"),
+        ("dp2 pp2 zero2 deepspeed", MODEL, "its pipeline runs ZeRO 0 and 1"),
+        ("pp2 gpipe deepspeed", MODEL, "its pipeline runs 1f1b"),
+        ("pp2 deepspeed", TIED, "its pipeline shares whole layers, not their matrices"),
+    ],
+)
+def test_what_it_does_not_run_is_refused_with_the_nearest(text: str, model: lk.spec.Model, why: str) -> None:
+    with pytest.raises(PlanError, match=why) as caught:
+        plan_of(text, model)
+    nearest = re.search(r"Use '([^']+)'", str(caught.value))
+    assert nearest is not None
+    lk.plan.build(model, lk.spec.Layout.parse(nearest[1]))
