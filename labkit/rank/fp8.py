@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from labkit.errors import PlanError
@@ -13,6 +15,9 @@ from labkit.rank.fp8_tally import Tally
 from labkit.rank.mesh import Mesh
 from labkit.rank.recorder import Recorder
 from labkit.spec import Fp8, Training
+from labkit.spec.fp8 import CHOSEN, FORMATS, RECIPES
+
+_WORDS = (RECIPES, FORMATS, CHOSEN)
 
 
 def attach(
@@ -44,6 +49,8 @@ def adjust(scaling: Scaling | None, plan: Plan, training: Training, recorder: Re
     """
     if scaling is None:
         return
+    if scaling.recipe != _recipe(training) and scaling.is_fresh:
+        scaling.become(_recipe(training))
     if scaling.recipe != _recipe(training):
         raise PlanError(
             f"the live training state has {scaling.recipe}, not {_recipe(training)}: start='live' goes on with the "
@@ -51,6 +58,51 @@ def adjust(scaling: Scaling | None, plan: Plan, training: Training, recorder: Re
         )
     last = plan.layout.num_microbatches - 1
     scaling.tally = Tally(scaling.names, groups.device(), recorder, last) if training.record_fp8 else None
+
+
+def carry(old: Scaling | None, new: Scaling | None, *, precisions: tuple[str, str]) -> None:
+    """Take recipe and scales along to another layout; a state that had none begins with those of a fresh one.
+
+    Runs on: every rank of the world at once. Communicates: two broadcasts from rank 0, which is in every layout, where
+    both layouts are FP8.
+
+    Args:
+        old: of this rank under the layout before; None where it had no part.
+        new: likewise after.
+        precisions: of the two layouts.
+    """
+    if precisions != ("fp8", "fp8") or dist.get_world_size() == 1:
+        if old is not None and new is not None:
+            new.become(old.recipe)
+            new.load(old.state())
+        return
+    source = old if dist.get_rank() == 0 else None
+    device = groups.device()
+    facts = torch.tensor(_written(source) if source is not None else [0] * 6, device=device)
+    dist.broadcast(facts, src=0)
+    recipe, num_tensors = _read(facts.tolist())
+    depth = recipe.history if recipe.recipe == "delayed" else 1
+    table = torch.zeros(depth + 1, num_tensors, device=device)
+    if source is not None:
+        table = torch.cat([source.history, source.scale[None]])
+    dist.broadcast(table, src=0)
+    if new is not None:
+        new.become(recipe)
+        new.load({"history": table[:-1], "scale": table[-1]})
+
+
+def _written(scaling: Scaling) -> list[int]:
+    """A recipe as numbers, and how many tensors it scales."""
+    recipe = scaling.recipe
+    words = [
+        options.index(word) for options, word in zip(_WORDS, (recipe.recipe, recipe.format, recipe.amax), strict=True)
+    ]
+    return [*words, recipe.history, recipe.margin, scaling.scale.numel()]
+
+
+def _read(facts: list[int]) -> tuple[Fp8, int]:
+    recipe, form, amax = (options[index] for options, index in zip(_WORDS, facts[:3], strict=True))
+    return Fp8(recipe=recipe, format=form, amax=amax, history=facts[3], margin=facts[4]), facts[5]
 
 
 def end_step(scaling: Scaling | None, own: Mesh, step: int) -> None:

@@ -130,13 +130,16 @@ def product(left_MK: Cast, right_NK: Cast, dtype: torch.dtype) -> Tensor:
     """`left @ right^T` of FP8 values, accumulated in fp32. Returns [M, N] in `dtype`.
 
     With scales for blocks, one product for each block of columns, scaled, and added up in fp32: the CPU's kernel takes
-    a scale for each row, but none for each block.
+    a scale for each row, but none for each block. On a GPU, whose kernel is another, the numbers that
+    the FP8 values stand for are multiplied in fp32.
     """
     a, b = left_MK.values, right_NK.values
     if not left_MK.inverse.dim():
         return torch._scaled_mm(
             a, b.t(), scale_a=left_MK.inverse, scale_b=right_NK.inverse, out_dtype=dtype, use_fast_accum=False
         )
+    if a.is_cuda:
+        return (left_MK.dequantised() @ right_NK.dequantised().t()).to(dtype)
     total = torch.zeros(a.shape[0], b.shape[0], device=a.device)
     for block in range(left_MK.inverse.shape[1]):
         part = slice(block * BLOCK, (block + 1) * BLOCK)

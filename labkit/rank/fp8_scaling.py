@@ -52,14 +52,25 @@ class Scaling:
         recorder: Recorder | None = None,
         members: dist.ProcessGroup | None = None,
     ) -> None:
-        self.recipe, self.names = recipe, tuple(names)
-        num_tensors, depth = len(ROLES) * len(self.names), recipe.history if recipe.recipe == "delayed" else 1
-        self.scale = torch.ones(num_tensors, device=device)
-        self.amax = torch.zeros(num_tensors, device=device)
-        self.history = torch.zeros(depth, num_tensors, device=device)
-        self._largest = torch.tensor([recipe.largest(role) for role in ROLES] * len(self.names), device=device)
+        self.names, self._device = tuple(names), device
+        self.become(recipe)
         self._recorder, self._members = recorder, members
         self.tally: Tally | None = None
+
+    def become(self, recipe: Fp8) -> None:
+        """Begin anew with another recipe."""
+        self.recipe = recipe
+        num_tensors, depth = len(ROLES) * len(self.names), recipe.history if recipe.recipe == "delayed" else 1
+        self.scale = torch.ones(num_tensors, device=self._device)
+        self.amax = torch.zeros(num_tensors, device=self._device)
+        self.history = torch.zeros(depth, num_tensors, device=self._device)
+        largest = [recipe.largest(role) for role in ROLES] * len(self.names)
+        self._largest = torch.tensor(largest, device=self._device)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no step has left anything here; with recipes that look at nothing but the tensor, always."""
+        return not self.history.any()
 
     def of(self, name: str) -> "Casts":
         """The casts of one matrix."""
@@ -121,7 +132,11 @@ class Casts:
     def __init__(self, scaling: Scaling, first: int) -> None:
         self.scaling = scaling
         self._column = {role: first + offset for offset, role in enumerate(ROLES)}
-        self.has_blocks = scaling.recipe.recipe == "block"
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a tensor has many scales."""
+        return self.scaling.recipe.recipe == "block"
 
     def along(self, role: str, x_MK: Tensor) -> Cast:
         """Cast for products that sum over the columns; the first look at a tensor, which counts in its amax."""

@@ -16,7 +16,7 @@ from labkit.errors import PlanError
 from labkit.plan import Moves, Plan
 from labkit.plan.moves import WEIGHT
 from labkit.plan.shards import Box, Shard, of_rank, parameters
-from labkit.rank import deepspeed_engine, groups, mesh, state, training
+from labkit.rank import deepspeed_engine, fp8, groups, mesh, state, training
 from labkit.rank.contents import Contents, Nothing, TorchContents
 from labkit.rank.deepspeed_contents import DeepSpeedContents
 from labkit.rank.state import State
@@ -109,6 +109,11 @@ def _move(moves: Moves, old: State | None, new: State | None) -> None:
     for batch in moves.batches(BATCH_BYTES):
         _exchange(moves, batch, before, after)
     _share_num_updates(moves, before, after)
+    fp8.carry(
+        None if old is None else old.scaling,
+        None if new is None else new.scaling,
+        precisions=(moves.before.layout.precision, moves.after.layout.precision),
+    )
 
 
 def _go_back(old: State | None, new: State | None) -> None:

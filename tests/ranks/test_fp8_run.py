@@ -44,6 +44,19 @@ def test_numbers_that_leave_fp8s_range_are_an_error_and_ranks_go_on(ranks):
     assert len(train(ranks, "dp4 fp8", num_steps=1).losses) == 1
 
 
+def test_scales_go_along_to_another_layout(ranks):
+    recipe = lk.spec.Fp8(history=4)
+    options = {"fp8": recipe, "optimizer": "sgd", "learning_rate": 0.5, "trace": False}
+    once = train(ranks, "dp4 fp8", num_steps=6, **options).losses
+    parts = train(ranks, "dp4 fp8", num_steps=2, **options).losses
+    for text in ("m4 fp8", "dp2 pp2 m2 fp8"):  # ranks 1 to 3 have no part in the first
+        lk.launch.switch(ranks, lk.plan.build(MODEL, lk.spec.Layout.parse(text)), progress=False)
+        parts += train(ranks, text, num_steps=2, start="live", **options).losses
+    assert parts == pytest.approx(once, rel=1e-4)
+    with pytest.raises(lk.errors.RankError, match=r"the live training state has Fp8\(.*history=4"):
+        train(ranks, "dp2 pp2 m2 fp8", num_steps=1, start="live", **(options | {"fp8": None}))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_losses_over_200_steps_are_within_their_bands(ranks):
