@@ -42,7 +42,7 @@ class Plan:
     Attributes:
         model: what is trained.
         layout: how it is laid out.
-        engine: what runs it: "torch".
+        engine: what runs it: "torch" or "deepspeed".
         schedule: the actions of each pp rank, where the layout's schedule is "own"; else None.
     """
 

@@ -1,12 +1,10 @@
 """The bytes that training keeps on a rank from step to step: weights, gradients and optimizer states."""
 
 from labkit.plan import Plan
+from labkit.plan.moves import BYTES_EACH, STATES
 from labkit.spec.checks import choice
 
 __all__ = ["state_bytes"]
-
-FP32_BYTES = 4
-NUM_MOMENTS = {"adamw": 2, "sgd": 0}
 
 
 def state_bytes(plan: Plan, rank: int, optimizer: str = "adamw") -> int:
@@ -31,9 +29,9 @@ def state_bytes(plan: Plan, rank: int, optimizer: str = "adamw") -> int:
     >>> of("dp4 torch"), of("dp4 zero1 torch"), of("dp4 zero2 torch"), of("dp4 zero3 torch")
     (16.0, 10.0, 8.0, 4.0)
     """
-    choice("optimizer", optimizer, tuple(NUM_MOMENTS))
+    choice("optimizer", optimizer, tuple(STATES))
     holding, layout = plan.holding(rank), plan.layout
     keeps_gathered = layout.zero_stage > 1 and layout.dp > layout.hybrid and not layout.reshards
     has_own_copy = layout.zero_stage > 0 if plan.engine == "deepspeed" else keeps_gathered
-    copies = NUM_MOMENTS[optimizer] + has_own_copy
-    return FP32_BYTES * (holding.parameters + holding.gradients + copies * holding.optimizer)
+    copies = len(STATES[optimizer]) + has_own_copy
+    return BYTES_EACH * (holding.parameters + holding.gradients + copies * holding.optimizer)

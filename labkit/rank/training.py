@@ -90,7 +90,8 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool = True
 def gather_weights(live: State | None = None) -> dict[str, Tensor]:
     """Return every parameter of the live state, whole, by its name in the whole model.
 
-    Runs on: the layout's ranks at once. Communicates: all-gathers over tp, broadcasts over pp.
+    Runs on: the layout's ranks at once. Communicates: all-gathers over tp, and over dp where weights are sharded;
+    broadcasts over pp.
 
     Raises:
         PlanError: no live state.
