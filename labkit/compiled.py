@@ -3,6 +3,7 @@
 import json
 import pathlib
 import platform
+import struct
 import sys
 
 __all__ = ["OPERATIONS", "STAMP", "folder", "is_current", "library", "made_from", "why_not"]
@@ -24,9 +25,9 @@ def folder(prefix: pathlib.Path | None = None) -> pathlib.Path:
     return (prefix or pathlib.Path(sys.prefix)) / "torch_extensions"
 
 
-def library(name: str) -> pathlib.Path:
-    """The shared library of an operation in this process's environment, built or not."""
-    return folder() / name / f"{name}.so"
+def library(name: str, prefix: pathlib.Path | None = None) -> pathlib.Path:
+    """The shared library of an operation in an environment (None = this process's), built or not."""
+    return folder(prefix) / name / f"{name}.so"
 
 
 def made_from(prefix: pathlib.Path) -> dict[str, str]:
@@ -39,7 +40,22 @@ def made_from(prefix: pathlib.Path) -> dict[str, str]:
 
 
 def is_current(prefix: pathlib.Path) -> bool:
-    """Whether the operations were built from what the environment holds now."""
+    """Whether all operations are there, whole, and were built from what the environment holds now."""
+    return _is_stamped(prefix) and all(_is_whole(library(name, prefix)) for name in OPERATIONS)
+
+
+def why_not(name: str) -> str:
+    """Why an operation cannot be used in this process's environment; "" where it can."""
+    if not library(name).exists():
+        return f"it is not in {folder()}"
+    if not _is_whole(library(name)):
+        return f"{library(name)} is cut short"
+    if not _is_stamped(pathlib.Path(sys.prefix)):
+        return f"that in {folder()} was built for other versions or another processor"
+    return ""
+
+
+def _is_stamped(prefix: pathlib.Path) -> bool:
     try:
         stamp = json.loads((folder(prefix) / STAMP).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -47,13 +63,21 @@ def is_current(prefix: pathlib.Path) -> bool:
     return bool(stamp == made_from(prefix))
 
 
-def why_not(name: str) -> str:
-    """Why an operation cannot be used in this process's environment; "" where it can."""
-    if not library(name).exists():
-        return f"it is not in {folder()}"
-    if not is_current(pathlib.Path(sys.prefix)):
-        return f"that in {folder()} was built for other versions or another processor"
-    return ""
+def _is_whole(path: pathlib.Path) -> bool:
+    """Whether a shared library has its end: who loads one that was cut off may be killed by SIGBUS.
+
+    The table of sections, to which the header of an ELF file points, is written last.
+    """
+    try:
+        with path.open("rb") as file:
+            header, size = file.read(64), path.stat().st_size
+    except OSError:
+        return False
+    if len(header) < 64 or header[:4] != b"\x7fELF":
+        return False
+    (start,) = struct.unpack_from("<Q", header, 0x28)
+    entry_bytes, num_entries = struct.unpack_from("<HH", header, 0x3A)
+    return bool(start + entry_bytes * num_entries <= size)
 
 
 def _processor() -> str:

@@ -18,7 +18,7 @@ import os, pathlib, sys
 folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"])
 name = {"CPUAdamBuilder": "cpu_adam", "ShareMemCommBuilder": "deepspeed_shm_comm"}[sys.argv[1]]
 (folder / name).mkdir()
-(folder / name / f"{name}.so").write_text("compiled")
+(folder / name / f"{name}.so").symlink_to(sys.executable)
 """
 
 
@@ -50,6 +50,21 @@ def test_another_version_is_compiled_anew(prefix):
     packages = prefix / "lib" / "python3.11" / "site-packages"
     (packages / "torch-2.13.0.dist-info").rename(packages / "torch-2.14.0.dist-info")
     assert "other versions" in compiled.why_not("cpu_adam")
+    assert compiling.compile_operations()
+    assert compiled.why_not("cpu_adam") == ""
+
+
+@pytest.mark.parametrize("num_bytes", [None, 0, 4096])
+def test_a_library_that_is_gone_or_cut_short_is_compiled_anew(prefix, num_bytes):
+    """Loading one that was cut short can end a rank by SIGBUS."""
+    assert compiling.compile_operations()
+    library = compiled.library("cpu_adam")
+    library.unlink()
+    if num_bytes is not None:
+        library.write_bytes(pathlib.Path(sys.executable).read_bytes()[:num_bytes])
+    said = compiled.why_not("cpu_adam")
+    assert said == (f"it is not in {compiled.folder()}" if num_bytes is None else f"{library} is cut short")
+    assert compiled.why_not("deepspeed_shm_comm") == ""
     assert compiling.compile_operations()
     assert compiled.why_not("cpu_adam") == ""
 
@@ -134,7 +149,9 @@ def test_set_up_has_it_done_and_goes_on_without(prefix, monkeypatch):
     assert calls[0][0] == [f"{prefix}/bin/python", "-m", "labkit", "compile"]
     assert calls[0][1]["env"]["TORCH_EXTENSIONS_DIR"] == f"{prefix}/torch_extensions"
     assert not calls[0][1]["check"]
-    compiled.folder().mkdir()
+    for name in compiled.OPERATIONS:
+        compiled.library(name).parent.mkdir(parents=True)
+        compiled.library(name).symlink_to(sys.executable)
     (compiled.folder() / compiled.STAMP).write_text(json.dumps(compiled.made_from(pathlib.Path(prefix))))
     installation.compile_operations()
     assert len(calls) == 1

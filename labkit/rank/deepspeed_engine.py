@@ -38,9 +38,9 @@ def build(plan: Plan, training: Training, own: Mesh, *, initialised: bool) -> St
         LabError: DeepSpeed or its compiled operations are not there.
     """
     layout, device = plan.layout, groups.device()
+    deepspeed = deepspeed_library.load()
     if _updates_in_host_memory(layout, training):
         deepspeed_library.check_operation("cpu_adam", "AdamW in host memory")
-    deepspeed = deepspeed_library.load()
     stage = own.place.pp_rank
     recorder = Recorder(device, stage)
     backend = enter_world(own, recorder)

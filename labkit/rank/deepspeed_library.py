@@ -24,6 +24,9 @@ from labkit.rank import groups
 # Only inference uses it (`inference_all_reduce`), and it makes files in /dev/shm that outlive a killed rank.
 _UNUSED = "deepspeed_shm_comm"
 
+# Operations of the environment that Python could not load, and why not.
+_unloadable: dict[str, str] = {}
+
 # Variables that hold a group, or what holds one, besides those that DeepSpeed releases by a function of its own.
 _HOLDERS = {
     "deepspeed.comm.comm": ("cdb", "nccl_backend", "mpi_backend", "ccl_backend", "hccl_backend"),
@@ -58,13 +61,17 @@ def load() -> ModuleType:
     builder.jit_load = _refuse_to_compile
     for name in compiled.OPERATIONS:
         if name != _UNUSED and name not in builder._loaded_ops and not compiled.why_not(name):
-            builder._loaded_ops[name] = _load_library(name)
+            try:
+                builder._loaded_ops[name] = _load_library(name)
+                _unloadable.pop(name, None)
+            except ImportError as error:  # most layouts do without it
+                _unloadable[name] = f"{compiled.library(name)} cannot be loaded ({error}); remove it"
     return deepspeed
 
 
 def check_operation(name: str, what: str) -> None:
     """Raise LabError unless an operation is there; `what` says who needs it."""
-    if why := compiled.why_not(name):
+    if why := compiled.why_not(name) or _unloadable.get(name, ""):
         raise LabError(
             f"DeepSpeed's operation {name} cannot be used: {why}. {what} needs it, and ranks never compile. Run "
             "`labkit compile` (`make lab` does it too), then start the ranks again."

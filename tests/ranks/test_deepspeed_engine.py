@@ -1,6 +1,7 @@
 """DeepSpeed as an engine: trains as one rank does, sends what a stage says, goes on, fails clearly, leaves nothing."""
 
 import os
+import pathlib
 import re
 import sys
 
@@ -8,6 +9,7 @@ import cloudpickle
 import pytest
 
 import labkit as lk
+from labkit import compiled
 from labkit.errors import PlanError, RankError
 from tests.ranks import waits
 
@@ -174,6 +176,44 @@ def test_an_operation_that_is_not_there_is_told_in_seconds(ranks: lk.cluster.Ran
             trained(ranks, "dp2 zero1 offload:optimizer b4")
     finally:
         ranks.run(show)
+
+
+def loads_anew_from(folder: str | None) -> None:
+    """Have this rank take DeepSpeed's operations from another folder, or from its own again."""
+    from labkit import compiled
+    from labkit.rank import deepspeed_library
+
+    if folder is not None:
+        compiled.right, compiled.library = compiled.library, lambda name: pathlib.Path(folder) / f"{name}.so"  # type: ignore[attr-defined]
+    else:
+        compiled.library = compiled.right  # type: ignore[attr-defined]
+    deepspeed_library.load()
+    builder = sys.modules["deepspeed.ops.op_builder.builder"].OpBuilder  # type: ignore[attr-defined]
+    builder._loaded_ops.pop("cpu_adam", None)
+    deepspeed_library.load()
+
+
+@pytest.mark.operations
+def test_a_damaged_operation_ends_no_rank_and_only_layouts_that_need_it_fail(
+    ranks: lk.cluster.Ranks, tmp_path: pathlib.Path
+) -> None:
+    """Loaded all the same, a library that was cut short ends the process by SIGBUS."""
+    damaged = tmp_path / "cpu_adam.so"
+    whole = compiled.library("cpu_adam").read_bytes()
+    other = compiled.library("deepspeed_shm_comm").read_bytes()
+    for content, why in (
+        (whole[: len(whole) // 2], r"cpu_adam\.so is cut short"),
+        (other, r"cpu_adam\.so cannot be loaded \(.*\); remove it"),
+    ):
+        damaged.write_bytes(content)
+        ranks.run(loads_anew_from, str(tmp_path))
+        try:
+            assert trained(ranks, "dp2 zero1 b4").losses
+            with pytest.raises(RankError, match=rf"cpu_adam cannot be used: .*{why}\. AdamW in host memory needs it"):
+                trained(ranks, "dp2 zero1 offload:optimizer b4")
+        finally:
+            ranks.run(loads_anew_from, None)
+    assert trained(ranks, "dp2 zero1 offload:optimizer b4").losses
 
 
 def test_it_says_nothing_and_keeps_nothing(ranks: lk.cluster.Ranks, capfd: pytest.CaptureFixture[str]) -> None:
