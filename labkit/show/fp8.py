@@ -135,7 +135,7 @@ def _dress(figure: go.Figure, record: Fp8Record, quantity: str, rows: Sequence[s
     title = f"FP8: {_TITLES[quantity]}"
     largest = max(record.casts, key=lambda cast: -math.inf if math.isnan(v := getattr(cast, quantity)) else v)
     value = getattr(largest, quantity)
-    text = f"{100 * value:.2g} %" if quantity in _IS_SHARE else f"{value:.3g}"
+    text = f"{100 * value:.3g} %" if quantity in _IS_SHARE else f"{value:.3g}"
     of = PRODUCTS[largest.role] if quantity == "error" else largest.role
     notes = [
         f"{recipe.recipe} scaling, {'E4M3 and E5M2 for gradients' if recipe.format == 'hybrid' else 'E4M3'}",
