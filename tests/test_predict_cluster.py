@@ -64,6 +64,8 @@ def test_ranks_of_a_group_use_the_ports_of_their_host_together():
 def test_what_is_not_counted_is_refused():
     with pytest.raises(PlanError, match="traffic counts layouts without zero, sp and recompute:full"):
         predict.traffic(large("dp2 zero3"))
+    with pytest.raises(PlanError, match=r"schedule='zbv' in 'pp2 zbv v2 m4': .* Use 1f1b\."):
+        predict.shares(large("pp2 zbv v2 m4"), H100)
 
 
 def test_a_picture_of_hosts_has_every_rank_on_every_axis():

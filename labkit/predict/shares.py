@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from labkit.errors import PlanError
 from labkit.plan import Plan
 from labkit.predict.timeline import bubble_fraction
 from labkit.predict.traffic import INNER_TO_OUTER, num_hosts, ring_time, traffic
@@ -53,7 +54,7 @@ def shares(plan: Plan, hardware: Hardware, *, efficiency: float = 0.4, order: Se
         order: the mesh's axes from innermost to outermost.
 
     Raises:
-        PlanError: a layout that `traffic` does not count.
+        PlanError: another schedule, or a layout that `traffic` does not count.
 
     >>> from labkit import plan
     >>> from labkit.spec import Layout, Model
@@ -63,6 +64,11 @@ def shares(plan: Plan, hardware: Hardware, *, efficiency: float = 0.4, order: Se
     (0.0625, 0.0625)
     """
     layout = plan.layout
+    if layout.schedule not in ("1f1b", "gpipe"):
+        raise PlanError(
+            f"schedule={layout.schedule!r} in '{layout}': shares computes the bubble of 1f1b and gpipe, one stage per "
+            "rank. Use 1f1b."
+        )
     peak = hardware.peak_flops(layout.precision) * number("efficiency", efficiency, positive=True)
     compute_s = plan.flops_per_step / plan.world_size / peak
     seconds = {"tp": 0.0, "pp": 0.0, "dp": 0.0}

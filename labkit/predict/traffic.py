@@ -37,6 +37,7 @@ def traffic(plan: Plan, rank: int = 0) -> list[Traffic]:
     embedding once forward and the head once backward; the loss on shards of the vocabulary takes three numbers a token.
     A boundary between two stages carries activations forward and their gradients backward. All are fp32 but the sums of
     a layer's forward in 16 bits or 8, which have two bytes: the lab's residual stream is fp32 under every precision.
+    The gradient of a matrix that both ends of a pipeline share, and a step's few numbers over all ranks, do not count.
 
     Raises:
         PlanError: no such rank, or a layout that sends otherwise: with ZeRO, sequence parallelism or full recompute.

@@ -17,8 +17,6 @@ from labkit.plan import AXES
 from labkit.rank.mesh import Mesh
 from labkit.rank.recorder import Recorder, num_bytes
 
-GROUP = "dp"
-
 # The names that torch 2.13 gives them; under the old ones it warns with every call.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -37,6 +35,7 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
         self._recorder = recorder
         known = (group, *(own.group(axis) for axis in AXES))
         self._groups = {tuple(dist.get_process_group_ranks(one)): one for one in reversed(known)}
+        self._axes = {tuple(dist.get_process_group_ranks(own.group(axis))): axis for axis in ("pp", "dp")}
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         super().__init__(dist.get_backend(group), datetime.timedelta(minutes=30), None)
 
@@ -74,8 +73,8 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
         self, tensor: Tensor, op: Any = ReduceOp.SUM, group: dist.ProcessGroup | None = None, async_op: bool = False
     ) -> Any:
         """Record and pass on."""
-        call = super().all_reduce
-        return self._record("all_reduce", num_bytes(tensor), lambda: call(tensor, op, group or self._group, async_op))
+        call, own = super().all_reduce, group or self._group
+        return self._record("all_reduce", own, num_bytes(tensor), lambda: call(tensor, op, own, async_op))
 
     def reduce(
         self,
@@ -86,15 +85,15 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
         async_op: bool = False,
     ) -> Any:
         """Record and pass on."""
-        call = super().reduce
-        return self._record("reduce", num_bytes(tensor), lambda: call(tensor, dst, op, group or self._group, async_op))
+        call, own = super().reduce, group or self._group
+        return self._record("reduce", own, num_bytes(tensor), lambda: call(tensor, dst, op, own, async_op))
 
     def broadcast(
         self, tensor: Tensor, src: int, group: dist.ProcessGroup | None = None, async_op: bool = False
     ) -> Any:
         """Record and pass on."""
-        call = super().broadcast
-        return self._record("broadcast", num_bytes(tensor), lambda: call(tensor, src, group or self._group, async_op))
+        call, own = super().broadcast, group or self._group
+        return self._record("broadcast", own, num_bytes(tensor), lambda: call(tensor, src, own, async_op))
 
     def reduce_scatter(
         self,
@@ -105,10 +104,8 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
         async_op: bool = False,
     ) -> Any:
         """Record and pass on."""
-        call, size = super().reduce_scatter, sum(map(num_bytes, input_list))
-        return self._record(
-            "reduce_scatter", size, lambda: call(output, input_list, op, group or self._group, async_op)
-        )
+        call, own, size = super().reduce_scatter, group or self._group, sum(map(num_bytes, input_list))
+        return self._record("reduce_scatter", own, size, lambda: call(output, input_list, op, own, async_op))
 
     def reduce_scatter_tensor(
         self,
@@ -122,6 +119,7 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
         own, sent = group or self._group, self._reduce_op(op)
         return self._record(
             "reduce_scatter",
+            own,
             num_bytes(input_tensor),
             lambda: _reduce_scatter(output_tensor, input_tensor, sent, own, async_op),
         )
@@ -134,8 +132,8 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
         async_op: bool = False,
     ) -> Any:
         """Record and pass on."""
-        call, size = super().all_gather, sum(map(num_bytes, tensor_list))
-        return self._record("all_gather", size, lambda: call(tensor_list, tensor, group or self._group, async_op))
+        call, own, size = super().all_gather, group or self._group, sum(map(num_bytes, tensor_list))
+        return self._record("all_gather", own, size, lambda: call(tensor_list, tensor, own, async_op))
 
     def all_gather_into_tensor(
         self,
@@ -146,16 +144,17 @@ class RecordedBackend(TorchBackend):  # type: ignore[misc]
     ) -> Any:
         """Record and pass on."""
         own, size = group or self._group, num_bytes(output_tensor)
-        return self._record("all_gather", size, lambda: _all_gather(output_tensor, input_tensor, own, async_op))
+        return self._record("all_gather", own, size, lambda: _all_gather(output_tensor, input_tensor, own, async_op))
 
-    def _record(self, kind: str, size: int, call: Callable[[], Any]) -> Any:
-        """Call; record what it took, of an asynchronous one when it is done."""
+    def _record(self, kind: str, group: dist.ProcessGroup, size: int, call: Callable[[], Any]) -> Any:
+        """Call; record what it took, of an asynchronous one when it is done. A group of no axis is "world"."""
         recorder = self._recorder
         if not recorder.on:
             return call()
+        axis = self._axes.get(tuple(dist.get_process_group_ranks(group)), "world")
         start, work = recorder.mark(), call()
         if work is None:
-            recorder.add(kind, start, group=GROUP, num_bytes=size)
+            recorder.add(kind, start, group=axis, num_bytes=size)
         else:
-            work.get_future().then(lambda _: recorder.add(kind, start, group=GROUP, num_bytes=size))
+            work.get_future().then(lambda _: recorder.add(kind, start, group=axis, num_bytes=size))
         return work

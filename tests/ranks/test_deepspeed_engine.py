@@ -159,6 +159,35 @@ def test_numbers_out_of_range_are_a_clear_error(ranks: lk.cluster.Ranks) -> None
     assert trained(ranks, "dp2 zero1 b2").losses
 
 
+def spoil_gradients() -> None:
+    """Runs on a rank: from now on no gradient is a number, and the weights are remembered."""
+    from labkit.rank import state
+
+    engine = state.current().weights.engine
+    backward = engine.backward
+    engine.backward = lambda loss: backward(loss * float("nan"))
+    kept = [getattr(one, "ds_tensor", one) for one in engine.module.parameters()]
+    state.seen = [(one, one.detach().clone()) for one in kept]
+
+
+def kept_weights() -> bool:
+    from labkit.rank import state
+
+    seen = state.seen
+    del state.seen
+    return all((one == before).all().item() for one, before in seen)
+
+
+@pytest.mark.parametrize("text", ["dp4 zero1 b2", "dp4 zero3 b2"])
+def test_gradients_that_are_no_numbers_leave_the_weights(ranks: lk.cluster.Ranks, text: str) -> None:
+    """DeepSpeed tells the norm with the update, which it must not have made then."""
+    trained(ranks, text)
+    ranks.run(spoil_gradients)
+    with pytest.raises(RankError, match=r"gradient norm is (nan|inf) at step 2"):
+        trained(ranks, text, start="live")
+    assert ranks.run(kept_weights) == [True] * 4
+
+
 def test_an_operation_that_is_not_there_is_told_in_seconds(ranks: lk.cluster.Ranks) -> None:
     def hide() -> None:
         from labkit import compiled
@@ -256,6 +285,17 @@ def test_its_pipeline_follows_the_schedule_of_the_plan(ranks: lk.cluster.Ranks) 
         assert {one.num_bytes for one in messages} == {2 * 16 * 32 * 4}
         assert sorted(one.kind for one in messages) == sorted((["SEND_F", "RECV_B"], ["RECV_F", "SEND_B"])[rank] * 4)
         assert {one.peer for one in messages} == {1 - rank}
+
+
+def test_collectives_of_its_pipeline_go_by_their_axis(ranks: lk.cluster.Ranks) -> None:
+    run = trained(ranks, "dp2 pp2 zero1 deepspeed m2 b2")
+    for rank in range(4):
+        events = run.trace.of_step(1).of_rank(rank).events
+        stage_bytes = 4 * run.plan.num_parameters(rank)
+        found = sorted((one.group, one.kind, one.num_bytes) for one in events if one.group and one.peer is None)
+        gradients, weights = ("dp", "all_reduce", stage_bytes), ("dp", "all_gather", stage_bytes)
+        norms = [("dp", "all_reduce", 4), ("pp", "all_reduce", 4)]
+        assert found == sorted([gradients, weights, *norms, ("world", "all_reduce", 24)])
 
 
 def test_the_live_state_goes_to_its_pipeline_and_on(ranks: lk.cluster.Ranks) -> None:
