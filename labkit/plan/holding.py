@@ -6,7 +6,7 @@ from typing import NamedTuple
 from labkit.plan.parameters import Parameter
 from labkit.spec import Layout
 
-__all__ = ["Holding", "held", "on_rank"]
+__all__ = ["Holding", "flat_size", "held", "on_rank", "part_of"]
 
 
 class Holding(NamedTuple):
@@ -28,8 +28,8 @@ def held(layout: Layout, engine: str, parameters: Iterable[Parameter], dp_rank: 
 
     ZeRO-1 shards optimizer states, ZeRO-2 gradients too, ZeRO-3 parameters too (Rajbhandari et al. 2020, arXiv
     1910.02054). torch cuts each tensor by its first dimension, or for ZeRO-1 by its elements, and earlier ranks have
-    the larger parts; DeepSpeed cuts the tensors together, or for ZeRO-3 each of them, into equal parts and fills up
-    the last.
+    the larger parts; DeepSpeed cuts the tensors together (`flat_size`), or for ZeRO-3 each of them, into equal parts
+    and fills up the last.
     """
     shapes = [on_rank(one, layout.tp) for one in parameters]
     whole = sum(rows * columns for rows, columns in shapes)
@@ -38,7 +38,7 @@ def held(layout: Layout, engine: str, parameters: Iterable[Parameter], dp_rank: 
         return Holding(whole, whole, whole)
     if engine == "deepspeed":
         each = sum(-(-rows * columns // num_shards) for rows, columns in shapes)
-        part = each if layout.zero_stage == 3 else -(-whole // num_shards)
+        part = each if layout.zero_stage == 3 else flat_size(whole, num_shards)
     elif layout.zero_stage == 1:
         part = sum(_share(rows * columns, num_shards, dp_rank) for rows, columns in shapes)
     else:
@@ -58,7 +58,25 @@ def on_rank(parameter: Parameter, tp: int) -> tuple[int, int]:
     return rows // tp if split == "rows" else rows, columns // tp if split == "columns" else columns
 
 
-def _share(size: int, num_parts: int, index: int) -> int:
-    """The size of a part, when all but the last are as large as can be."""
+def part_of(size: int, num_parts: int, index: int) -> tuple[int, int]:
+    """Where a part begins and ends: equal parts, the last ones shorter or empty.
+
+    >>> [part_of(5, 4, index) for index in range(4)]
+    [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
     each = -(-size // num_parts)
-    return max(0, min(each, size - index * each))
+    return min(index * each, size), min((index + 1) * each, size)
+
+
+def flat_size(size: int, num_parts: int) -> int:
+    """The part of each rank where DeepSpeed 0.19.8 puts tensors one behind the other: an even number of elements.
+
+    >>> flat_size(25, 4)
+    8
+    """
+    return 2 * -(-size // (2 * num_parts))
+
+
+def _share(size: int, num_parts: int, index: int) -> int:
+    first, last = part_of(size, num_parts, index)
+    return last - first

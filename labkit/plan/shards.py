@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from labkit.plan.holding import flat_size, part_of
 from labkit.plan.parameters import HEAD, Parameter, canonical, of_stage
 from labkit.plan.plan import Plan
 from labkit.spec import Layout
@@ -122,11 +123,11 @@ def _boxes(
         box = Box(0, rows, 0, columns)
     if layout.zero_stage >= 2:
         num_shards = layout.dp // layout.hybrid
-        first, last = _part(box.bottom - box.top, num_shards, dp_rank % num_shards)
+        first, last = part_of(box.bottom - box.top, num_shards, dp_rank % num_shards)
         box = box._replace(top=box.top + first, bottom=box.top + last)
     whole = (box,) if box.num_elements else ()
     if layout.zero_stage == 1 and layout.dp > 1:
-        return whole, tuple(_run(box, *_part(box.num_elements, layout.dp, dp_rank)))
+        return whole, tuple(_run(box, *part_of(box.num_elements, layout.dp, dp_rank)))
     return whole, whole
 
 
@@ -142,17 +143,11 @@ def _on_deepspeed(
     if layout.zero_stage == 0:
         return (box,), (box,)
     if layout.zero_stage == 3:
-        part = tuple(_run(box, *_part(size, layout.dp, dp_rank)))
+        part = tuple(_run(box, *part_of(size, layout.dp, dp_rank)))
         return part, part
-    each = 2 * -(-total // (2 * layout.dp))
+    each = flat_size(total, layout.dp)
     first, last = (min(max(edge * each - offset, 0), size) for edge in (dp_rank, dp_rank + 1))
     return (box,), tuple(_run(box, first, last))
-
-
-def _part(size: int, num_parts: int, part: int) -> tuple[int, int]:
-    """Equal parts, the last ones shorter or empty."""
-    each = -(-size // num_parts)
-    return min(part * each, size), min((part + 1) * each, size)
 
 
 def _run(box: Box, first: int, last: int) -> Iterator[Box]:

@@ -13,6 +13,11 @@ from labkit.spec import Layout, Model
 pytestmark = pytest.mark.ranks
 
 MODEL = Model(num_layers=4, d_model=32, num_heads=4, vocab_size=256, seq_len=16, tied_embeddings=True)
+# Sizes that four ranks do not divide.
+ODD = Model(
+    num_layers=3, d_model=15, num_heads=3, vocab_size=257, seq_len=16, d_ff=37, norm="layer", position="learned",
+    activation="gelu", bias=True,
+)  # fmt: skip
 # On all four ranks.
 LAYOUTS = (
     "tp4 b4",
@@ -99,8 +104,9 @@ def test_ranks_hold_what_was_predicted(ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["dp4 deepspeed", "dp4 zero1", "dp4 zero2", "dp4 zero3", "dp4 zero3 bf16"])
-def test_deepspeed_holds_what_was_predicted(ranks: Any, text: str) -> None:
-    plan = lk.plan.build(MODEL, Layout.parse(text))
+@pytest.mark.parametrize("model", [MODEL, ODD], ids=["even", "odd"])
+def test_deepspeed_holds_what_was_predicted(ranks: Any, text: str, model: Model) -> None:
+    plan = lk.plan.build(model, Layout.parse(text))
     assert plan.engine == "deepspeed"
     lk.launch.train(ranks, plan, 1, trace=False, progress=False)
     expected = [state_bytes(plan, rank) - 4 * plan.holding(rank).gradients for rank in range(4)]

@@ -356,6 +356,7 @@ ON_DEEPSPEED = (
 )  # fmt: skip
 
 
+@pytest.mark.operations
 def test_to_deepspeed_and_from_it_every_bit_is_kept(ranks):
     train(ranks, plan_of("dp4 b3"), 2)
     ranks.run(keep_reference)
@@ -364,6 +365,7 @@ def test_to_deepspeed_and_from_it_every_bit_is_kept(ranks):
         assert ranks.run(differing, ranks=range(size)) == [(2, [])] * size, text
 
 
+@pytest.mark.operations
 @pytest.mark.parametrize("options", RUNS)
 def test_training_goes_on_on_deepspeed(ranks, options):
     goes_on(ranks, ("dp2 zero1 b6", "dp4 zero3 b3", "tp4 b12", "dp4 zero2 b3 offload:optimizer", "dp2 b6"), options)
@@ -381,6 +383,7 @@ def test_a_failure_between_deepspeed_layouts_leaves_the_old_one_whole(broken_ran
 
 
 @pytest.mark.slow
+@pytest.mark.operations
 def test_switches_between_deepspeed_layouts_leave_nothing(ranks):
     texts = ("dp2 zero3 b6", "dp4 zero1 b3", "dp4 zero3 offload:all b3", "dp4 zero2 torch b3")
     train(ranks, plan_of(texts[-1]), 1)
