@@ -1,4 +1,4 @@
-"""Ranks as processes: start, run, interrupt, kill, restart. Only this package knows the word engine."""
+"""Ranks as processes: start, run, interrupt, kill, restart. Only this package knows ipyparallel's engines."""
 
 import importlib
 from typing import Any

@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -20,18 +20,6 @@ MOST_LABELS = 8
 
 SENT = ((0.0, "#e6f1f8"), (1.0, "#0072B2"))
 STAYS = "#eceef1"
-
-
-class HasMatrix(Protocol):
-    """What `lk.plan.moves` computes, as far as this picture is concerned."""
-
-    @property
-    def matrix(self) -> Sequence[Sequence[int]]:
-        """Bytes from rank (row) to rank (column); on the diagonal what stays."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that go from one rank to another."""
 
 
 def switch(given: Any) -> go.Figure:
