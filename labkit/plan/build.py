@@ -26,7 +26,7 @@ def build(model: Model, layout: Layout, schedule: Schedule | None = None) -> Pla
             refused. Sends and receives are added to it.
 
     Raises:
-        PlanError: the layout contradicts itself, does not fit the model, or asks for what this release does not run;
+        PlanError: the layout contradicts itself, does not fit the model, or asks for what no engine runs;
             or `schedule` is none for it.
 
     >>> from labkit.spec import Layout, Model

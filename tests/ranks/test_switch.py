@@ -69,7 +69,7 @@ def differing():
     live = state.current()
     contents, (whole, counts) = contents_of(live), builtins.labkit_test_reference
     shards, updates = of_rank(live.plan, dist.get_rank()), contents.num_updates()
-    found = [(one.key, "step") for one in shards if updates.get(one.key, counts[one.name]) != counts[one.name]]
+    found = [(one.key, "step") for one in shards if one.states and updates.get(one.key) != counts[one.name]]
     for shard in shards:
         for quantity, tensors in whole.items():
             matrix = tensors[shard.name].reshape(tensors[shard.name].shape[0], -1)
