@@ -2,6 +2,7 @@
 
 import pytest
 
+import labkit as lk
 from labkit.cluster import Ranks
 from labkit.exercise import Observation
 from labkit.trial import Answer, observe
@@ -134,6 +135,17 @@ def test_what_an_answer_changes_in_its_rank_is_gone_with_it(ranks: Ranks, name: 
     assert one.outcome in ("returned", "raised"), one
     assert is_right(ranks)
     assert ranks.pids == pids
+
+
+def test_what_an_answer_changes_in_deepspeed_is_gone_with_it(ranks: Ranks) -> None:
+    model = lk.spec.Model(num_layers=1, d_model=16, num_heads=2, vocab_size=256, seq_len=8)
+    plan = lk.plan.build(model, lk.spec.Layout.parse("dp4 zero1"))
+    before = lk.launch.train(ranks, plan, num_steps=1, progress=False).losses
+    methods = "deepspeed.DeepSpeedEngine.step = deepspeed.DeepSpeedEngine.train_batch_size"
+    comm = "deepspeed.comm.all_reduce = deepspeed.comm.comm.all_reduce"
+    (one,) = seen(ranks, cell(after=f"import deepspeed; deepspeed.initialize = {comm} = {methods} = None"))
+    assert one.outcome == "returned", one
+    assert lk.launch.train(ranks, plan, num_steps=1, progress=False).losses == before
 
 
 LEFT = {

@@ -29,6 +29,8 @@ __all__ = ["undone"]
 # state. What was added to a module stays, for a module that is imported late adds itself to its package.
 _MODULES = (builtins, json, os, time, random, torch, torch.nn.functional, dist, dist.distributed_c10d, functional)
 _CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Module, dist.ProcessGroup, dist.Work, json.JSONEncoder)
+# Of DeepSpeed, where it is loaded: an answer gets an engine, and trains through these.
+_DEEPSPEED_MODULES = ("deepspeed", "deepspeed.comm", "deepspeed.comm.comm", "deepspeed.runtime.engine")
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _OF_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 _SIGNALS = (*_OF_TIMERS, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, calls.SIGNAL)
@@ -37,7 +39,7 @@ _SIGNALS = (*_OF_TIMERS, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.S
 @contextlib.contextmanager
 def undone() -> Iterator[None]:
     """On the way out, put back functions of modules, settings of the process and of torch, and random states."""
-    functions = [(owner, _callables(owner)) for owner in (*_MODULES, *_CLASSES)]
+    functions = [(owner, _callables(owner)) for owner in (*_MODULES, *_CLASSES, *_of_deepspeed())]
     settings = [(put, get()) for get, put in _SETTINGS]
     modes = len(_get_current_dispatch_mode_stack()), len(_get_current_function_mode_stack())
     try:
@@ -51,6 +53,11 @@ def undone() -> Iterator[None]:
             _put_back(owner, before)
         for put, value in settings:
             put(value)
+
+
+def _of_deepspeed() -> list[Any]:
+    modules = [sys.modules[name] for name in _DEEPSPEED_MODULES if name in sys.modules]
+    return [*modules, *(one.DeepSpeedEngine for one in modules[:1])]
 
 
 def _callables(owner: Any) -> dict[str, Any]:
