@@ -293,11 +293,12 @@ def test_training_goes_on_under_another_layout_as_if_nothing_had_changed(cockpit
 @pytest.mark.ranks
 def test_a_training_that_a_cell_began_can_go_on(cockpit: widgets.Cockpit, ranks: Any) -> None:
     cockpit.view.paced.value = False
-    cell = launch.train(ranks, plan.build(TINY, Layout.parse("dp4 b4")), 2, progress=False)
+    cell = launch.train(ranks, plan.build(TINY, Layout.parse("dp4 b4")), 2, seed=7, progress=False)
+    launch.switch(ranks, plan.build(TINY, Layout.parse("tp4 b16")), progress=False)
     cockpit.view.begin.value = "live"
     went_on = run(cockpit, "dp4 b4", 1)
     (curve,) = cockpit.figures["losses"].data
-    assert list(curve.y) == [*cell.losses, *went_on.losses]
+    assert (list(curve.y), went_on.training.seed) == ([*cell.losses, *went_on.losses], 7)
 
 
 def run(cockpit: widgets.Cockpit, text: str, num_steps: int) -> launch.Run:

@@ -92,11 +92,6 @@ class Moves:
         """Bytes that go from one rank to another."""
         return sum(size for a, row in enumerate(self.matrix) for b, size in enumerate(row) if a != b)
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of weights and optimizer states under the plan after, on all its ranks together."""
-        return sum(map(sum, self.matrix))
-
     def of(self, name: str, quantity: str) -> list[Move]:
         """Return the moves of one parameter's weight or state, in the order in which they are packed."""
         is_weight = quantity == WEIGHT

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SAMPLE_FORWARD_S = 0.06
 BACKWARD_PER_FORWARD = 2.0
 
+GOES_ON_WITH = ("seed", "data", "optimizer", "learning_rate", "betas", "weight_decay", "clip_norm", "fp8")
+"""What a run that goes on takes over from the run before, which may be a cell's."""
+
 
 def cockpit(ranks: "Ranks", model: Model | None = None, *, num_steps: int = 10) -> "Cockpit":
     """Show sliders for a layout on these ranks, its predicted schedule, and *Run*.
@@ -207,8 +210,11 @@ class Cockpit:
         plan, start = self._plan(), self.view.begin.value
         pace = declared_pace(self._layout) if self.view.paced.value else None
         before = self._go_on(ranks, plan) if start == "live" else None
+        settings = {} if before is None else {name: getattr(before.training, name) for name in GOES_ON_WITH}
+        if plan.layout.precision != "fp8":
+            settings.pop("fp8", None)
         num_steps = self.view.num_steps.value
-        run = launch.train(ranks, plan, num_steps, start=start, pace=pace, block=False, progress=False)
+        run = launch.train(ranks, plan, num_steps, start=start, pace=pace, block=False, progress=False, **settings)
         self._name_curve(str(plan.layout), before)
         self.run = run
         self._allow_buttons()
@@ -216,14 +222,16 @@ class Cockpit:
         self._live = Live(self.run, self._draw, self._ended)
 
     def _go_on(self, ranks: "Ranks", plan: Plan) -> launch.Run:
-        """Give the live training this layout, where it has another; returns the run that it comes from."""
+        """Give the live training this layout, where it has another; returns the last run, whose samples go on.
+
+        A cell may have switched since that run, so what the ranks hold is asked of them.
+        """
         before = launch.last_run(ranks)
         if before is None:
             raise PlanError("nothing was run on these ranks: there is no training to go on with. Choose 'afresh'.")
-        self._switch = None
-        if before.plan != plan:
-            self.view.say(f"Switching from '{before.plan.layout}' to '{plan.layout}'.")
-            self._switch = launch.switch(ranks, plan, progress=False)
+        self.view.say(f"Going on under '{plan.layout}'.")
+        switched = launch.switch(ranks, plan, progress=False)
+        self._switch = switched if switched.before != plan else None
         return before
 
     def _name_curve(self, layout: str, before: launch.Run | None) -> None:

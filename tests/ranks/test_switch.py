@@ -263,7 +263,7 @@ def test_a_switch_that_cannot_be_is_refused_and_moves_nothing(ranks, monkeypatch
     with monkeypatch.context() as patch:
         full = psutil.virtual_memory()._replace(available=1 << 20)
         patch.setattr(psutil, "virtual_memory", lambda: full)
-        with pytest.raises(PlanError, match=r"GiB are free: they stand beside the old ones"):
+        with pytest.raises(PlanError, match=r"GiB are free: CPU ranks share"):
             switch(ranks, plan_of("dp2 b6"))
     assert train(ranks, plan_of("dp4 b3"), 2, start="live").losses == pytest.approx(whole.losses[1:], rel=1e-6)
 
@@ -274,6 +274,14 @@ def test_no_switch_while_a_run_is_under_way(ranks):
         switch(ranks, plan_of("tp2 b12"))
     run.stop()
     assert switch(ranks, plan_of("tp2 b12")).step == len(run.losses)
+
+
+def test_a_state_that_has_the_plan_already_stays(ranks):
+    whole = train(ranks, plan_of("dp2 b6"), 2)
+    train(ranks, plan_of("dp2 b6"), 1)
+    done = switch(ranks, plan_of("dp2 b6"))
+    assert (done.step, done.num_bytes, done.build_s, done.move_s) == (1, 0, 0.0, 0.0)
+    assert train(ranks, plan_of("dp2 b6"), 1, start="live").losses == whole.losses[1:]
 
 
 def test_ranks_that_lose_their_part_say_so(ranks):
