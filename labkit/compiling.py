@@ -145,7 +145,7 @@ def _builds(log: int) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
 
 def _show(running: list[str], elapsed_s: float) -> None:
     clock = f"{int(elapsed_s) // 60}:{int(elapsed_s) % 60:02d}"
-    text = f"  {clock:>5}  compiling DeepSpeed's operations, once: {', '.join(running)}"
+    text = f"  {clock:>5}  compiling for DeepSpeed (once, some minutes): {', '.join(running)}"
     print(f"\r\x1b[K{text}" if sys.stdout.isatty() else text, end="" if sys.stdout.isatty() else "\n", flush=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit import plan
+from labkit import plan, widgets
 from labkit.errors import PlanError
 from labkit.spec import Layout, Model
 from labkit.widgets.choices import AXES, WORDS, Choices, Refusal
@@ -114,3 +114,8 @@ def test_ranks_that_no_layout_can_use_stay_out() -> None:
     assert Choices.of(7, two_layers, global_batch_size=4).num_ranks == 4
     with pytest.raises(PlanError, match="num_ranks=0 is below 1"):
         Choices.of(0, two_layers)
+
+
+def test_a_number_in_the_place_of_ranks_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"ranks is of type int: a cockpit runs on what lk\.cluster\.start\(4\) gave"):
+        widgets.cockpit(4)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def test_it_compiles_once_and_knows_it(prefix, capsys):
     assert compiled.why_not("cpu_adam").startswith("it is not in ")
     assert cli.main(["compile"], {}) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].split(maxsplit=1)[1] == "compiling DeepSpeed's operations, once: cpu_adam, deepspeed_shm_comm"
+    assert said[0].split(maxsplit=1)[1] == "compiling for DeepSpeed (once, some minutes): cpu_adam, deepspeed_shm_comm"
     assert said[-1] == f"DeepSpeed's operations are now in {prefix}/torch_extensions"
     assert [compiled.why_not(name) for name in compiled.OPERATIONS] == ["", ""]
     assert cli.main(["compile"], {}) == 0

@@ -108,7 +108,7 @@ def test_the_table_says_all_of_it():
     text = str(result)
     assert text == repr(result)
     assert text.splitlines()[0] == (
-        "5 layouts against one rank ('b8') over 5 steps, seed 0: "
+        "5 layouts under sgd against one rank ('b8') over 5 steps, seed 0: "
         "1 equal, 1 within rounding, 1 different, 1 failed, 1 not run"
     )
     assert "'dp2 b4' under sgd: different from step 2 on" in text

@@ -97,6 +97,8 @@ def test_left_out_means_one_except_microbatches():
         "recompute": "recompute:full",
         "zb": "zbv",
         "hybird8": "hybrid8",
+        "fp16": "bf16",
+        "FSDP": "zero3",
     }.items(),
 )
 def test_a_wrong_token_gets_a_guess(token, guess):
@@ -109,6 +111,8 @@ def test_a_strange_token_gets_an_example():
         Layout.parse("xyzzy")
     with pytest.raises(PlanError, match=r"'dp2,pp2' is not .*Put a space where the comma is\."):
         Layout.parse("dp2,pp2")
+    with pytest.raises(PlanError, match=r"'dp2tp2m4' is not .*Put a space between tokens: 'dp2 tp2 m4'\."):
+        Layout.parse("dp2tp2m4")
 
 
 @pytest.mark.parametrize(

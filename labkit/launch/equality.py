@@ -175,7 +175,8 @@ class Parity:
         counts = {verdict: sum(entry.verdict == verdict for entry in self.entries) for verdict in VERDICTS}
         found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         against = " and ".join(dict.fromkeys(f"'{one.layout}'" for one in self.references))
-        what = f"{_counted(len(self.layouts), 'layout')} against one rank ({against})"
+        optimizers = " and ".join(dict.fromkeys(entry.optimizer for entry in self.entries))
+        what = f"{_counted(len(self.layouts), 'layout')} under {optimizers} against one rank ({against})"
         return f"{what} over {_counted(self.num_steps, 'step')}, seed {self.seed}: {found}"
 
     def clipping(self) -> list[str]:

@@ -143,7 +143,7 @@ def _live(found: list[dict[str, Any]]) -> dict[str, Any]:
         raise PlanError(
             f"{ranks_text(others)} of {first['plan'].world_size} {'has' if len(others) == 1 else 'have'} not the live "
             f"state of rank 0, which is of '{first['plan'].layout}' at step {first['step']}: a switch begins with one "
-            "state on all ranks. Use start='fresh'."
+            "state on all ranks. Train with start='fresh'."
         )
     return first
 

@@ -22,7 +22,7 @@ def choose(layout: Layout) -> str:
     >>> choose(Layout.parse("dp2 tp2 deepspeed"))
     Traceback (most recent call last):
         ...
-    labkit.errors.PlanError: tp=2 with engine='deepspeed': it splits models that it knows by name. Use 'dp2 tp2'.
+    labkit.errors.PlanError: tp=2 with engine='deepspeed': its tensor parallel knows only other models. Use 'dp2 tp2'.
     """
     if layout.engine == "torch":
         if layout.offload != "none":
@@ -77,7 +77,7 @@ def _check_offload(layout: Layout) -> None:
 def _check_deepspeed(layout: Layout) -> None:
     what = "with engine='deepspeed'"
     if layout.tp > 1:
-        raise _refused(f"tp={layout.tp} {what}", "it splits models that it knows by name", layout)
+        raise _refused(f"tp={layout.tp} {what}", "its tensor parallel knows only other models", layout)
     if layout.pp > 1 and layout.zero_stage > 1:
         rule = "its pipeline runs ZeRO 0 and 1"
         raise _refused(f"pp={layout.pp} and zero_stage={layout.zero_stage} {what}", rule, layout)

@@ -5,13 +5,14 @@ after a step each amax is the largest of all ranks. So scales are those of one r
 samples, and they do not depend on the layout.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.errors import PlanError
+from labkit.errors import LabError, PlanError
 from labkit.rank import fp8_casting
 from labkit.rank.fp8_casting import Cast
 from labkit.rank.fp8_tally import Tally
@@ -80,15 +81,31 @@ class Scaling:
         """Agree on the step's amaxes and take the next step's scales from them; only delayed scaling has any.
 
         Runs on: all member ranks at once. Communicates: one all-reduce of one number per tensor.
+
+        Raises:
+            LabError: a tensor held an infinity, on every rank alike.
         """
         if self.recipe.recipe != "delayed":
             return
         self._agree()
+        self._check_finite()
         self.history[0] = self.amax
         amax = fp8_casting.chosen_amax(self.history, self.recipe.amax)
         self.scale = fp8_casting.delayed_scale(amax, self._largest, margin=self.recipe.margin, previous=self.scale)
         self.history = fp8_casting.rolled(self.history)
         self.amax.zero_()
+
+    def _check_finite(self) -> None:
+        """Raise LabError where a tensor held an infinity: its cast saturates, so neither loss nor norm shows it."""
+        bad = [column for column, amax in enumerate(self.amax.tolist()) if not math.isfinite(amax)]
+        if bad:
+            matrix, role = divmod(bad[0], len(ROLES))
+            others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            raise LabError(
+                f"the largest magnitude of the {ROLES[role]} of {self.names[matrix]}{others} is {self.amax[bad[0]]:g}: "
+                "FP8 would go on with its largest number in silence. Train afresh, with a lower learning_rate if the "
+                "weights grew by themselves."
+            )
 
     def _agree(self) -> None:
         if self._members is None:

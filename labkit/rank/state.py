@@ -110,7 +110,7 @@ def current() -> State:
         PlanError: there is none.
     """
     if _slot.state is None:
-        raise PlanError(f"there is no live training state: {_slot.why_none}. Use start='fresh'.")
+        raise PlanError(f"there is no live training state: {_slot.why_none}. Begin one: train with start='fresh'.")
     return _slot.state
 
 
@@ -126,7 +126,7 @@ def resume(plan: Plan, training: Training) -> State:
         asked = "another model" if state.plan.model != plan.model else f"'{plan.layout}'"
         raise PlanError(
             f"the live training state has {differs}, not {asked}: start='live' goes on under the same plan. "
-            f"Use that plan or start='fresh'."
+            "Use that plan, start='fresh', or first lk.launch.switch, which lays the state out anew for another layout."
         )
     if state.optimizer_kind != training.optimizer:
         raise PlanError(

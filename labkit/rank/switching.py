@@ -88,7 +88,7 @@ def _old(moves: Moves) -> State | None:
     if (live.plan, live.optimizer_kind) != (moves.before, moves.optimizer):
         raise PlanError(
             f"rank {dist.get_rank()} has a live state under '{live.plan.layout}', not '{moves.before.layout}': "
-            "a switch begins with one state on all ranks. Use start='fresh'."
+            "a switch begins with one state on all ranks. Train with start='fresh'."
         )
     return live
 

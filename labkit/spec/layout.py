@@ -224,15 +224,23 @@ def _read_token(token: str) -> tuple[str, object]:
     hint = f"Did you mean {guess!r}?" if guess else "Example: 'dp2 tp2 pp2 1f1b m8 bf16'."
     if "," in token:
         hint = "Put a space where the comma is."
+    elif re.fullmatch(rf"((?:{'|'.join(_COUNTS)})[0-9]+)+", token):
+        hint = f"Put a space between tokens: {' '.join(re.findall('[a-z]+[0-9]+', token[:60]))!r}."
     raise PlanError(
         f"{shown(token)} is not a layout token: tokens are dpN, tpN, ppN, zeroN, vN, mN, bN, hybridN and "
         f"{', '.join(_WORDS)}, with spaces between. {hint}"
     )
 
 
+# What people call a thing elsewhere, where spelling leads to another.
+_OTHER_WORDS = {"fp16": "bf16", "fsdp": "zero3", "fsdp2": "zero3", "ddp": "dp2", "hsdp": "hybrid2", "pipeline": "pp2"}
+
+
 def _guess(token: str) -> str | None:
     """The token that was likely meant: same letters in another order first, then the nearest."""
     lower = re.sub(r"[=:_-](?=[0-9])", "", token[:60].lower())
+    if lower in _OTHER_WORDS:
+        return _OTHER_WORDS[lower]
     digits = re.search(r"[0-9]{1,6}$", lower)
     counts = [f"{name}{digits[0] if digits else 2}" for name in _COUNTS]
     swapped = [name for name in counts if sorted(name) == sorted(lower)]

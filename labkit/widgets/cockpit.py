@@ -53,6 +53,10 @@ class Cockpit:
     """
 
     def __init__(self, ranks: "Ranks", model: Model, *, num_steps: int = 10) -> None:
+        if not hasattr(ranks, "stopped"):
+            raise PlanError(
+                f"ranks is of type {type(ranks).__name__}: a cockpit runs on what lk.cluster.start(4) gave."
+            )
         if ranks.stopped:
             raise ClusterError("these ranks were stopped: a cockpit runs on live ones. Use lk.cluster.start(4).")
         self._ranks = weakref.ref(ranks)

@@ -58,6 +58,16 @@ def test_weights_that_are_no_numbers_are_named_by_step_and_rank(
     assert train(ranks, plan).losses == before
 
 
+def test_an_infinite_weight_is_named_where_fp8_would_saturate_it(ranks: Any) -> None:
+    plan = plan_of("dp4 fp8")
+    before = train(ranks, plan).losses
+    ranks.run(spoil, 1, float("inf"))
+    with pytest.raises(RankError, match=r"magnitude of the weight of layers\.0\.feed_forward\.up.* is inf") as caught:
+        train(ranks, plan, start="live")
+    assert sorted(caught.value.failures) == [0, 1, 2, 3]
+    assert train(ranks, plan).losses == before
+
+
 @pytest.mark.parametrize("text", ["tp4 b2", "pp4 gpipe m4", "dp4 zero1", "dp4 zero3"])
 def test_a_learning_rate_that_is_far_too_large(ranks: Any, text: str) -> None:
     plan = plan_of(text)

@@ -84,7 +84,10 @@ def test_layouts_that_train_as_one_rank_does(ranks):
         assert str(reference.layout).split()[0] == "b4"
         if reference.optimizer == "sgd":
             assert reference.num_clipped == 5, "clipping was not active"
-    assert "5 layouts against one rank ('b4' and 'b4 bf16') over 5 steps, seed 0: 2 equal, 8 within" in str(result)
+    assert (
+        "5 layouts under adamw and sgd against one rank ('b4' and 'b4 bf16') over 5 steps, seed 0: 2 equal, 8 within"
+        in str(result)
+    )
     with pytest.raises(RankError, match=r"no live training state: lk\.launch\.parity compared layouts"):
         lk.launch.train(ranks, lk.plan.build(MODEL, result.layouts[0]), 1, start="live", progress=False)
 
@@ -224,7 +227,7 @@ def test_the_line_says_how_far_it_is_and_how_it_came_out(ranks, capsys):
     compared(ranks, ["dp2"], num_steps=1, progress=True)
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    assert "1 layout against one rank ('b2') over 1 step" in out
+    assert "1 layout under adamw and sgd against one rank ('b2') over 1 step" in out
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def test_the_live_state_goes_to_its_pipeline_and_on(ranks: lk.cluster.Ranks) -> 
     ("text", "model", "why"),
     [
         ("dp4 zero3 hybrid2 deepspeed", MODEL, "hybrid with engine='deepspeed': only torch shards so"),
-        ("dp2 tp2 deepspeed", MODEL, "it splits models that it knows by name"),
+        ("dp2 tp2 deepspeed", MODEL, "its tensor parallel knows only other models"),
         ("dp2 pp2 zero2 deepspeed", MODEL, "its pipeline runs ZeRO 0 and 1"),
         ("pp2 gpipe deepspeed", MODEL, "its pipeline runs 1f1b"),
         ("pp2 deepspeed", TIED, "its pipeline shares whole layers, not their matrices"),
