@@ -67,7 +67,8 @@ def switch(ranks: "Ranks", plan: Plan, *, progress: bool = True, timeout_s: floa
 
     Weights, AdamW's moments and step counts, and the position in the data are those of before, bit for bit: with the
     same global batch size the next losses are what the old layout would have given, but for rounding. The layout may
-    take more ranks or fewer. Another precision changes what computes, not the state, which is fp32.
+    take more ranks or fewer. Another precision changes what computes, not the state, which is fp32. A state that has
+    the plan already stays as it is.
 
     The new state is made beside the old one. Where the change fails on every rank alike, the old state stays live;
     where ranks were interrupted, lost or freed in the middle of it, there is none any more, and `start="live"` says so.
@@ -93,11 +94,12 @@ def switch(ranks: "Ranks", plan: Plan, *, progress: bool = True, timeout_s: floa
     submit.check_ranks(ranks)
     live = _live(ranks.run(DESCRIBE, timeout_s=timeout_s))
     planned = moves(live["plan"], plan, live["optimizer"])
-    if ranks.backend == "gloo":  # the old state stands beside the new one till the end, so what is free must do
+    stays = live["plan"] == plan
+    if ranks.backend == "gloo" and not stays:  # the old state stands beside the new one till the end
         submit.check_memory(plan, live["optimizer"], psutil.virtual_memory().available)
     if line is not None:
         line.update(f"switch {_headline(planned)}")
-    seconds = [] if live["plan"] == plan else _move(ranks, planned, live["step"], timeout_s)
+    seconds = [] if stays else _move(ranks, planned, live["step"], timeout_s)
     done = Switch(
         moves=planned,
         step=live["step"],

@@ -265,6 +265,7 @@ def test_a_switch_that_cannot_be_is_refused_and_moves_nothing(ranks, monkeypatch
         patch.setattr(psutil, "virtual_memory", lambda: full)
         with pytest.raises(PlanError, match=r"GiB are free: CPU ranks share"):
             switch(ranks, plan_of("dp2 b6"))
+        assert switch(ranks, plan_of("dp4 b3")).num_bytes == 0  # nothing moves, so nothing must fit
     assert train(ranks, plan_of("dp4 b3"), 2, start="live").losses == pytest.approx(whole.losses[1:], rel=1e-6)
 
 
