@@ -146,8 +146,7 @@ class Call:
             if rank not in self.ranks or rank in self._outcomes or rank in self._lost:
                 return
             self._lost[rank] = signal_name
-            self._changed.notify_all()
-        self._note_end()
+            self._note_change()
 
     def abandon(self, rank: int) -> None:
         """Give up on a rank that could not be freed: the call ends without it, the rank does not."""
@@ -160,8 +159,7 @@ class Call:
             if not self._pending_now():
                 return
             self._given_up = error
-            self._changed.notify_all()
-        self._note_end()
+            self._note_change()
 
     def intact(self) -> bool:
         """Whether every rank still has the process group that the lab built."""
@@ -195,12 +193,13 @@ class Call:
             if rank in self._lost or rank in self._outcomes:
                 return
             self._outcomes[rank] = outcome
-            self._changed.notify_all()
-        self._note_end()
+            self._note_change()
 
-    def _note_end(self) -> None:
+    def _note_change(self) -> None:
+        """With the lock held: whoever sees that the call is over must find the groups judged already."""
         if self.done:
             self._ended(self)
+        self._changed.notify_all()
 
     def _await_output(self) -> None:
         """What a rank printed travels beside its answer, and may come later."""

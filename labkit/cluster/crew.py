@@ -84,7 +84,7 @@ class Crew:
             preload: the order to import what ranks need, which the keeper obeys already.
         """
         deadline = time.monotonic() + self.timeout_s
-        self.engines.connect(self.timeout_s)
+        self.engines.connect(self.timeout_s, self._check_controller)
         self.keeping.answer(preload, "preload", max(1.0, deadline - time.monotonic()))
         self.store_port()
         for rank in range(self.num_ranks):
@@ -92,6 +92,14 @@ class Crew:
         for _ in range(num_spares):
             self.add_spare()
         self._await(list(self.members), deadline)
+
+    def _check_controller(self) -> None:
+        """Raise if the controller has ended, also where that was heard of before it had a name here."""
+        with self.lock:
+            how = self._exits.get(self.engines.controller_pid)
+        if how is not None and not self._broken:
+            self._break(self._controller_ended(self.engines.controller_pid, how))
+        self.check()
 
     def add_spare(self) -> None:
         """Fork one more process that waits for a seat."""
@@ -145,16 +153,16 @@ class Crew:
         if dead:
             how = ", ".join(f"rank {rank} ({how})" for rank, how in dead.items())
             raise ClusterError(
-                f"{len(dead)} of {len(ranks)} ranks ended while starting: {how}. {self._last_words(min(dead))}"
+                f"{len(dead)} of {len(ranks)} ranks ended while starting: {how}. {self._last_words(f'rank{min(dead)}')}"
             )
         if late:
             raise ClusterError(
                 f"{ranks_text(late)} did not register within {self.timeout_s:g} s. Give start() a larger timeout_s."
             )
 
-    def _last_words(self, rank: int) -> str:
+    def _last_words(self, name: str) -> str:
         try:
-            with open(os.path.join(self.keeping.folder, f"rank{rank}.log"), errors="replace") as log:
+            with open(os.path.join(self.keeping.folder, f"{name}.log"), errors="replace") as log:
                 lines = [line.rstrip() for line in log.readlines()[-4:] if line.strip()]
         except OSError:
             lines = []
@@ -195,7 +203,7 @@ class Crew:
             calls = list(self.calls)
             controller_pid = self.engines.controller_pid if hasattr(self, "engines") else 0
         if pid == controller_pid and not self.stopped:
-            self._break(f"ipyparallel's controller (pid {pid}) ended ({how}), and ranks cannot be reached without it.")
+            self._break(self._controller_ended(pid, how))
         for member in found:
             for call in calls:
                 call.lose(member.rank, how)
@@ -217,6 +225,10 @@ class Crew:
         shutil.rmtree(self.keeping.folder, ignore_errors=True)
         for member in members:
             member.gone.set()
+
+    def _controller_ended(self, pid: int, how: str) -> str:
+        words = "" if how.startswith("SIG") else f" {self._last_words('controller')}"
+        return f"ipyparallel's controller (pid {pid}) ended ({how}), and ranks cannot be reached without it.{words}"
 
     def _break(self, why: str) -> None:
         """Nothing can run here any more: say so to whoever waits and whoever comes."""

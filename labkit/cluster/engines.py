@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import ipyparallel as ipp
@@ -17,6 +17,7 @@ from traitlets.config import Config
 from labkit.cluster import inside
 from labkit.cluster.keeping import Keeping
 from labkit.cluster.launchers import KeptControllerLauncher, RankLauncher
+from labkit.cluster.ports import Ports
 from labkit.errors import ClusterError
 
 # The controller finishes a registration at its next heartbeat: every 3 s by default. Missing beats mean nothing here,
@@ -28,6 +29,7 @@ CONTROLLER_ARGS = [
     "--log-level=40",
 ]
 POLL_S = 0.01
+CHECK_S = 0.1
 ANSWER_TIMEOUT_S = 60.0
 GRACE_S = 1.0
 # The notebook waits as long as it likes; an engine must not give up first.
@@ -47,6 +49,8 @@ class Engines:
         log.propagate = False
         self._profile_dir = os.path.join(keeping.folder, "profile")
         os.makedirs(os.path.join(self._profile_dir, "security"), mode=0o700)
+        self._ports = Ports(host)
+        ports = self._ports.numbers
         self._cluster = ipp.Cluster(
             config=Config(),
             load_profile=False,
@@ -55,7 +59,7 @@ class Engines:
             cluster_id="labkit",
             cluster_file="",
             controller_ip=host,
-            controller_args=CONTROLLER_ARGS,
+            controller_args=CONTROLLER_ARGS + ([f"--ports={ports[0]}-{ports[-1]}"] if ports else []),
             controller_launcher_class=KeptControllerLauncher,
             engine_launcher_class=RankLauncher,
             delay=0,
@@ -84,9 +88,9 @@ class Engines:
         )
         return int(self._cluster.engines[f"rank{seat['rank']}"].pid)
 
-    def connect(self, timeout_s: float) -> None:
-        """Connect the client; the controller must be up."""
-        self.client = _run(self._cluster.connect_client(timeout=timeout_s), timeout_s, drop=_close)
+    def connect(self, timeout_s: float, check: Callable[[], None]) -> None:
+        """Connect the client; the controller must be up. `check()` is called meanwhile, and raises if it is not."""
+        self.client = _run(self._cluster.connect_client(timeout=timeout_s), timeout_s, drop=_close, check=check)
 
     def wait_for(self, ranks: list[int], timeout_s: float, give_up: Callable[[], bool]) -> list[int]:
         """Wait until the ranks are registered; returns those that are not in time (or when `give_up()` says so)."""
@@ -140,6 +144,7 @@ class Engines:
             _close(client)
         self._cluster.engines.clear()
         self._cluster.controller = None
+        self._ports.close()
 
     def _client(self) -> ipp.Client:
         if self.client is None:
@@ -164,10 +169,16 @@ def _close(client: ipp.Client) -> None:
         client.close(linger=0)
 
 
-def _run(work: Coroutine[Any, Any, Any], timeout_s: float, drop: Callable[[Any], None] = lambda value: None) -> Any:
+def _run(
+    work: Coroutine[Any, Any, Any],
+    timeout_s: float,
+    *,
+    drop: Callable[[Any], None] = lambda value: None,
+    check: Callable[[], None] = lambda: None,
+) -> Any:
     """Run a coroutine to its end in a thread of its own: the notebook's loop is running already.
 
-    A result that comes when nobody waits for it any more is given to `drop`.
+    A result that comes when nobody waits for it any more is given to `drop`. What `check()` raises ends the wait.
     """
     future: Future[Any] = Future()
 
@@ -184,8 +195,13 @@ def _run(work: Coroutine[Any, Any, Any], timeout_s: float, drop: Callable[[Any],
             future.set_result(value)
 
     threading.Thread(target=body, name="labkit-start", daemon=True).start()
+    deadline = time.monotonic() + timeout_s + GRACE_S
     try:
-        return future.result(timeout_s + GRACE_S)
+        while not wait([future], CHECK_S).done:
+            check()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"ipyparallel did not answer within {timeout_s:g} s. Start anew.")
+        return future.result()
     except TimeoutError as error:
         raise ClusterError(f"ipyparallel did not answer within {timeout_s:g} s. Start anew.") from error
     finally:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
+import torch
+
 from labkit import compiled
 from labkit.errors import LabError
 from labkit.rank import groups
@@ -116,6 +118,17 @@ def forget_module(module: object) -> None:
         offload.FWD_MODULE_STACK[:] = [one for one in offload.FWD_MODULE_STACK if one is not module]
 
 
+def give_back_linear() -> None:
+    """Have torch use its own linear again: ZeRO-3, unless told otherwise, replaces it in the whole process, for good.
+
+    The other one computes gradients in another order. Where ranks differ in it (one was restarted, or only some ran
+    ZeRO-3), ZeRO-2 adds up gradients of different parameters and says nothing, and tensor-parallel ranks wait forever.
+    """
+    zero = sys.modules.get("deepspeed.runtime.zero.partition_parameters")
+    if zero is not None and torch.nn.functional.linear is zero.zero3_linear_wrap:
+        torch.nn.functional.linear = zero.InsertPostInitMethodToModuleSubClasses.linear_bk
+
+
 @contextlib.contextmanager
 def through(backend: object) -> Iterator[None]:
     """Have DeepSpeed talk through a backend, whatever it talks through otherwise."""
@@ -129,7 +142,7 @@ def through(backend: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_aside() -> Iterator[None]:
-    """Have DeepSpeed know of no groups for a while; what it knew is back on the way out, and so are its numbers.
+    """Have DeepSpeed know of no groups for a while; what it knew is back on the way out, and so is torch's linear.
 
     For ranks that train without the others, who learn nothing of it: ranks make groups together, and compare numbers.
     """
@@ -145,6 +158,7 @@ def set_aside() -> Iterator[None]:
     try:
         yield
     finally:
+        give_back_linear()
         forget_groups()
         for module, name, value in before:
             setattr(module, name, value)

@@ -1,5 +1,7 @@
 """A layout's groups: one per axis, one of all members, and one that joins the two ends of a pipeline."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +21,8 @@ class Mesh:
     Attributes:
         rank: the rank.
         place: its place on each axis.
-        device_mesh: axes `pp`, `dp`, `tp`.
+        groups: this rank's group on each axis.
+        device_mesh: axes `pp`, `dp`, `tp`; with hybrid sharding dp is split into `replicas` and `shards`.
         shards: what `fully_shard` takes: the dp axis, or with hybrid sharding replicas x shards.
         members: all ranks of the layout; None where there is only one.
         ends: who holds the first and the last stage at this rank's dp and tp place, for a matrix that both hold; None
@@ -28,6 +31,7 @@ class Mesh:
 
     rank: int
     place: Placement
+    groups: dict[str, dist.ProcessGroup]
     device_mesh: DeviceMesh
     shards: DeviceMesh
     members: dist.ProcessGroup | None
@@ -35,17 +39,20 @@ class Mesh:
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """This rank's group on an axis."""
-        return self.device_mesh.get_group(axis)
+        return self.groups[axis]
 
 
-# By degrees; of the present groups.
-_built: dict[tuple[int, ...], "Mesh | None"] = {}
+# By axis and ranks, None on ranks outside. To torch, meshes of equal ranks and names are equal, whatever their groups
+# are, and DTensor's caches give one for the other: so such meshes have the same groups, in all layouts.
+_groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup | None] = {}
+# By degrees.
+_meshes: dict[tuple[int, ...], Mesh | None] = {}
 
 
 def of(plan: Plan) -> Mesh | None:
     """Return this rank's mesh under a plan; None where the plan does without this rank.
 
-    Groups of the same degrees are made once, until the world's group is built anew.
+    Groups of the same ranks are made once for each axis, until the world's group is built anew.
 
     Runs on: every rank of the world at once, member or not. Communicates: the rendezvous store, the first time.
 
@@ -62,34 +69,67 @@ def of(plan: Plan) -> Mesh | None:
     outer = {plan.pp_rank_of(0), plan.pp_rank_of(plan.num_stages - 1)} if plan.has_twin else set()
     ends = tuple(sorted(outer)) if len(outer) == 2 else ()
     key = (layout.pp, layout.dp, layout.tp, layout.hybrid, *ends)
-    if key not in _built:
-        _built[key] = _build(plan, world_size, ends)
-    return _built[key]
+    if key not in _meshes:
+        _meshes[key] = _build(plan, ends)
+    return _meshes[key]
 
 
-def _build(plan: Plan, world_size: int, end_places: tuple[int, ...]) -> Mesh | None:
+def _build(plan: Plan, end_places: tuple[int, ...]) -> Mesh | None:
     layout, size, rank = plan.layout, plan.world_size, dist.get_rank()
-    ranks = torch.arange(size).view(layout.pp, layout.dp, layout.tp)
-    device_mesh = DeviceMesh(groups.device().type, ranks, mesh_dim_names=AXES)
-    split = device_mesh
+    degrees = dict(zip(AXES, (layout.pp, layout.dp, layout.tp), strict=True))
+    axes = _along(degrees)
+    shards_over: tuple[str, ...] = ("dp",)
     if layout.hybrid > 1:
-        split = device_mesh._unflatten("dp", (layout.hybrid, layout.dp // layout.hybrid), ("replicas", "shards"))
-    members = dist.group.WORLD if size == world_size else dist.new_group(list(range(size)))
-    ends = None
-    if end_places:
-        for first, last in zip(*(ranks[place].flatten().tolist() for place in end_places), strict=True):
-            pair = dist.new_group([first, last])
-            ends = pair if rank in (first, last) else ends
+        shards_over = ("replicas", "shards")
+        degrees = {"pp": layout.pp, "replicas": layout.hybrid, "shards": layout.dp // layout.hybrid, "tp": layout.tp}
+        axes |= _along(degrees)
+    members = _group("members", range(size)) if 1 < size < dist.get_world_size() else dist.group.WORLD
+    ends = _ends(plan, end_places)
     if rank >= size:
         return None
+    own = {axis: group for axis, group in axes.items() if group is not None}
+    device_mesh = DeviceMesh.from_group(
+        [own[axis] for axis in degrees],
+        groups.device().type,
+        torch.arange(size).view(*degrees.values()),
+        mesh_dim_names=tuple(degrees),
+    )
     return Mesh(
         rank=rank,
         place=plan.placement(rank),
+        groups=own,
         device_mesh=device_mesh,
-        shards=split["replicas", "shards"] if layout.hybrid > 1 else split["dp"],
+        shards=device_mesh[shards_over],
         members=members if size > 1 else None,
         ends=ends,
     )
+
+
+def _along(degrees: dict[str, int]) -> dict[str, dist.ProcessGroup | None]:
+    """This rank's group along every axis; all ranks make all groups, in one order."""
+    ranks = torch.arange(math.prod(degrees.values())).view(*degrees.values())
+    found: dict[str, dist.ProcessGroup | None] = {}
+    for place, (axis, degree) in enumerate(degrees.items()):
+        lines = ranks.movedim(place, -1).reshape(-1, degree).tolist()
+        found[axis] = next((group for group in [_group(axis, line) for line in lines] if group is not None), None)
+    return found
+
+
+def _ends(plan: Plan, places: tuple[int, ...]) -> dist.ProcessGroup | None:
+    if not places:
+        return None
+    ranks = torch.arange(plan.world_size).view(plan.layout.pp, -1)
+    pairs = zip(*(ranks[place].tolist() for place in places), strict=True)
+    return next((group for group in [_group("ends", pair) for pair in pairs] if group is not None), None)
+
+
+def _group(axis: str, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """The group of these ranks; None on the others, which help to make it."""
+    key = axis, tuple(ranks)
+    if key not in _groups:
+        made = dist.new_group(list(ranks))
+        _groups[key] = made if dist.get_rank() in ranks else None
+    return _groups[key]
 
 
 def forget() -> None:
@@ -97,7 +137,8 @@ def forget() -> None:
 
     These are all caches of torch.distributed.tensor that hold a mesh (torch 2.13; 2.11 and 2.12 lack some).
     """
-    _built.clear()
+    _meshes.clear()
+    _groups.clear()
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if clear is not None:

@@ -14,6 +14,7 @@ from labkit.plan import Plan
 from labkit.rank import (
     data,
     deepspeed_engine,
+    deepspeed_library,
     fp8,
     groups,
     mesh,
@@ -47,6 +48,7 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
         LabError: loss or gradient norm is not finite.
     """
     report.clear_stop()
+    deepspeed_library.give_back_linear()
     own = mesh.of(plan)
     if own is None:
         state.end("the last plan did without this rank")

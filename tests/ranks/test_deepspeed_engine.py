@@ -264,16 +264,37 @@ def test_it_says_nothing_and_keeps_nothing(ranks: lk.cluster.Ranks, capfd: pytes
         assert later[2] == []
 
 
+def name_of_linear() -> str:
+    import torch
+
+    return torch.nn.functional.linear.__name__
+
+
+def put_in_another_linear() -> str:
+    """As ZeRO-3 does in the process of a learner who initialises DeepSpeed by hand."""
+    import torch
+
+    from labkit.rank import deepspeed_library
+
+    deepspeed_library.load()
+    from deepspeed.runtime.zero import partition_parameters
+
+    partition_parameters.InsertPostInitMethodToModuleSubClasses.linear_bk = torch.nn.functional.linear
+    torch.nn.functional.linear = partition_parameters.zero3_linear_wrap
+    return name_of_linear()
+
+
 def test_torch_keeps_its_linear(ranks: lk.cluster.Ranks) -> None:
     """DeepSpeed's ZeRO-3 would put another in its place, for everything in the process."""
-
-    def name() -> str:
-        import torch
-
-        return torch.nn.functional.linear.__name__
-
     trained(ranks, "dp2 zero3 b4")
-    assert ranks.run(name) == ["linear"] * 4
+    assert ranks.run(name_of_linear) == ["linear"] * 4
+
+
+def test_ranks_that_differ_in_what_deepspeed_put_into_torch_train_as_one_rank_does(ranks: lk.cluster.Ranks) -> None:
+    """Gradients would come in another order on rank 0, and ZeRO-2 would add up those of different parameters."""
+    assert ranks.run(put_in_another_linear, ranks=[0]) == ["zero3_linear_wrap"]
+    compare(ranks, ["dp2 zero2 b4"], TIED)
+    assert ranks.run(name_of_linear) == ["linear"] * 4
 
 
 def test_its_pipeline_follows_the_schedule_of_the_plan(ranks: lk.cluster.Ranks) -> None:

@@ -47,6 +47,13 @@ def alone(members: tuple[int, ...]) -> tuple[int, int, list[float]] | None:
         return dist.get_rank(), dist.get_world_size(), losses()
 
 
+def name_of_linear() -> str:
+    """ZeRO-3 has a linear of its own, for everything in the process."""
+    import torch
+
+    return torch.nn.functional.linear.__name__
+
+
 def test_some_ranks_train_alone_and_then_all_together(ranks: lk.cluster.Ranks) -> None:
     together = ranks.run(CALL, losses)
     for members in ((3, 1), (0, 2, 1), (2,)):
@@ -54,3 +61,4 @@ def test_some_ranks_train_alone_and_then_all_together(ranks: lk.cluster.Ranks) -
         assert [told[rank][:2] for rank in members] == [(place, len(members)) for place in range(len(members))]
         assert all(told[rank] is None for rank in range(4) if rank not in members)
         assert ranks.run(CALL, losses) == together
+    assert ranks.run(name_of_linear) == ["linear"] * 4
