@@ -167,6 +167,66 @@ def test_every_export_of_every_layout_can_be_read(layout):
     assert option(lk.export.megatron(plan), "global-batch-size") == str(layout.global_batch_size)
 
 
+DELAYED = lk.spec.Fp8(history=16, amax="most_recent", margin=1, format="e4m3")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "wanted"),
+    [
+        (
+            DELAYED,
+            "--fp8-format e4m3 --fp8-recipe delayed --fp8-amax-history-len 16 --fp8-amax-compute-algo most_recent "
+            "--fp8-margin 1",
+        ),
+        (
+            None,
+            "--fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 1024 --fp8-amax-compute-algo max "
+            "--fp8-margin 0",
+        ),
+        (lk.spec.Fp8(recipe="current"), "--fp8-format hybrid --fp8-recipe tensorwise"),
+        (lk.spec.Fp8(recipe="block"), "--fp8-format e4m3 --fp8-recipe blockwise"),
+    ],
+)
+def test_megatron_gets_the_recipe_that_was_asked_for(recipe, wanted):
+    text = " ".join(lk.export.megatron(plan_of("dp2 m2 fp8"), fp8=recipe))
+    assert wanted in text
+    assert text.count("--fp8") == wanted.count("--fp8")
+    by_training = lk.export.megatron(plan_of("dp2 m2 fp8"), training=lk.spec.Training(num_steps=1, fp8=recipe))
+    assert " ".join(by_training) == text
+    notes = " ".join(by_training.notes)
+    assert ("not on steps" in notes) is ("delayed" in wanted)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "notes"),
+    [
+        (DELAYED, "tensorwise", ["Delayed scaling has no counterpart", "E5M2 for gradients"]),
+        (lk.spec.Fp8(recipe="current"), "tensorwise", []),
+        (lk.spec.Fp8(recipe="block"), "rowwise", ["Block scaling has no counterpart"]),
+        (lk.spec.Fp8(recipe="block", format="hybrid"), "rowwise", ["Block scaling", "Rowwise is E4M3"]),
+    ],
+)
+def test_torchtitan_gets_the_nearest_recipe_and_says_what_differs(recipe, name, notes):
+    text = lk.export.torchtitan(plan_of("fp8"), fp8=recipe)
+    assert tomllib.loads(text)["quantize"]["linear"]["float8"] == {"recipe_name": name}
+    said = [line for line in text.splitlines() if "counterpart" in line or "gradients" in line]
+    assert len(said) == len(notes)
+    assert all(note in line for note, line in zip(notes, said, strict=True))
+
+
+def test_deepspeed_notes_the_recipe():
+    (note,) = lk.export.deepspeed(plan_of("fp8"), fp8=DELAYED)["_notes"]
+    assert "would cast by Fp8(recipe='delayed', format='e4m3', history=16" in note
+
+
+@pytest.mark.parametrize("export", [lk.export.deepspeed, lk.export.megatron, lk.export.torchtitan])
+def test_a_recipe_is_checked(export):
+    with pytest.raises(PlanError, match="fp8='block' is no Fp8"):
+        export(plan_of("fp8"), fp8="block")
+    with pytest.raises(PlanError, match="with precision='bf16': nothing is cast to FP8 there"):
+        export(plan_of("bf16"), fp8=DELAYED)
+
+
 @pytest.mark.parametrize("export", [lk.export.deepspeed, lk.export.megatron, lk.export.torchtitan])
 def test_what_is_no_plan_is_refused(export):
     with pytest.raises(PlanError, match="plan='dp2' is no Plan"):

@@ -1,8 +1,10 @@
 """Plan -> the configuration that `deepspeed.initialize(config=...)` takes."""
 
+import dataclasses
+
 from labkit.errors import PlanError
 from labkit.plan import Plan
-from labkit.spec import Training
+from labkit.spec import Fp8, Training
 from labkit.spec.checks import shown
 
 __all__ = ["checked", "deepspeed"]
@@ -10,7 +12,7 @@ __all__ = ["checked", "deepspeed"]
 _SCHEDULES = ("1f1b",)
 
 
-def deepspeed(plan: Plan, *, training: Training | None = None) -> dict[str, object]:
+def deepspeed(plan: Plan, *, training: Training | None = None, fp8: Fp8 | None = None) -> dict[str, object]:
     """Write a plan as a DeepSpeed configuration, checked against 0.19.8.
 
     Batch sizes, precision, ZeRO, offload, tensor parallel, optimizer and clipping are settings of the file. What is not
@@ -20,9 +22,10 @@ def deepspeed(plan: Plan, *, training: Training | None = None) -> dict[str, obje
     Args:
         plan: what to write.
         training: optimizer, rates and clipping; None = those of a `Training` with its defaults.
+        fp8: the recipe that a layout with the token fp8 casts by; None = the training's.
 
     Raises:
-        PlanError: no plan, or no training.
+        PlanError: no plan, no training or no recipe, or a recipe with another precision.
 
     >>> from labkit.plan import build
     >>> from labkit.spec import Layout, Model
@@ -30,7 +33,7 @@ def deepspeed(plan: Plan, *, training: Training | None = None) -> dict[str, obje
     >>> config["train_batch_size"], config["gradient_accumulation_steps"], config["bf16"]
     (64, 2, {'enabled': True})
     """
-    plan, training = checked(plan, training)
+    plan, training = checked(plan, training, fp8)
     layout = plan.layout
     config: dict[str, object] = {
         "train_batch_size": layout.global_batch_size,
@@ -50,12 +53,12 @@ def deepspeed(plan: Plan, *, training: Training | None = None) -> dict[str, obje
         config["tensor_parallel"] = {"autotp_size": layout.tp}
     if layout.pp > 1:
         config["pipeline"] = {"stages": layout.pp}
-    notes = list(_notes(plan))
+    notes = list(_notes(plan, training))
     return config | ({"_notes": notes} if notes else {})
 
 
-def checked(plan: object, training: object) -> tuple[Plan, Training]:
-    """Return both if they are what they should be, with the usual training where there is none.
+def checked(plan: object, training: object, fp8: Fp8 | None) -> tuple[Plan, Training]:
+    """Return plan and training if they are what they should be, with the usual training where there is none.
 
     Raises:
         PlanError: they are not.
@@ -63,9 +66,12 @@ def checked(plan: object, training: object) -> tuple[Plan, Training]:
     if not isinstance(plan, Plan):
         raise PlanError(f"plan={shown(plan)} is no Plan: use labkit.plan.build(model, layout).")
     if training is None:
-        return plan, Training(num_steps=1)
+        training = Training(num_steps=1)
     if not isinstance(training, Training):
         raise PlanError(f"training={shown(training)} is no Training: use labkit.spec.Training(num_steps=10) or None.")
+    if fp8 is not None:
+        training = dataclasses.replace(training, fp8=fp8)
+    training.check_precision(plan.layout.precision)
     return plan, training
 
 
@@ -96,7 +102,7 @@ def _optimizer(plan: Plan, training: Training) -> dict[str, object]:
     return {"type": "AdamW", "params": params}
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: Plan, training: Training) -> list[str]:
     layout, notes = plan.layout, []
     if layout.pp > 1:
         made = f"PipelineModule(layers, num_stages={layout.pp})"
@@ -115,7 +121,8 @@ def _notes(plan: Plan) -> list[str]:
         made = "deepspeed.checkpointing.checkpoint, or the model's own switch"
         notes.append(f"recompute={layout.recompute} is made in code: {made}.")
     if layout.precision == "fp8":
-        notes.append("FP8 has no setting: bf16 stands for it; the model's layers would come from Transformer Engine.")
+        layers = f"layers of Transformer Engine would cast by {training.fp8 or Fp8()}"
+        notes.append(f"FP8 has no setting: bf16 stands for it; {layers}.")
     if layout.hybrid > 1:
         notes.append(f"hybrid={layout.hybrid} has no counterpart: stage {layout.zero_stage} shards over all dp ranks.")
     if layout.reshard_after_forward is False and layout.zero_stage == 2:

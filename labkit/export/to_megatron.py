@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 from labkit.export.to_deepspeed import checked
 from labkit.plan import Plan
-from labkit.spec import Training
+from labkit.spec import Fp8, Training
 
 __all__ = ["Arguments", "megatron"]
 
+_RECIPES = {"delayed": "delayed", "current": "tensorwise", "block": "blockwise"}
 _ZERO = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -34,7 +35,7 @@ class Arguments(list[str]):
         return "\n".join([*(f"# {note}" for note in self.notes), " \\\n".join(lines)])
 
 
-def megatron(plan: Plan, *, training: Training | None = None) -> Arguments:
+def megatron(plan: Plan, *, training: Training | None = None, fp8: Fp8 | None = None) -> Arguments:
     """Write a plan as arguments of Megatron-LM (names of `d98e8a6`, 2026-08-22).
 
     ZeRO 1 is its distributed optimizer, 2 and 3 its FSDP. Data-parallel ranks are what is left of the world size.
@@ -42,12 +43,13 @@ def megatron(plan: Plan, *, training: Training | None = None) -> Arguments:
     Args:
         plan: what to write.
         training: optimizer, rates and clipping; None = those of a `Training` with its defaults.
+        fp8: the recipe that a layout with the token fp8 casts by; None = the training's.
 
     Returns:
         The list of arguments; `.notes` says what has no counterpart, `str()` makes lines for a shell.
 
     Raises:
-        PlanError: no plan, or no training.
+        PlanError: no plan, no training or no recipe, or a recipe with another precision.
 
     >>> from labkit.plan import build
     >>> from labkit.spec import Layout, Model
@@ -55,9 +57,9 @@ def megatron(plan: Plan, *, training: Training | None = None) -> Arguments:
     >>> words[words.index("--tensor-model-parallel-size") + 1], words[words.index("--global-batch-size") + 1]
     ('4', '16')
     """
-    plan, training = checked(plan, training)
+    plan, training = checked(plan, training, fp8)
     words: list[str] = []
-    for name, value in [*_model(plan), *_layout(plan), *_training(plan, training)]:
+    for name, value in [*_model(plan), *_layout(plan), *_fp8(plan, training), *_training(plan, training)]:
         words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return Arguments(words, _notes(plan, training))
 
@@ -103,8 +105,6 @@ def _layout(plan: Plan) -> list[tuple[str, object]]:
         pairs.append(("sequence-parallel", True))
     if layout.precision != "fp32":
         pairs.append(("bf16", True))
-    if layout.precision == "fp8":
-        pairs += [("fp8-format", "hybrid"), ("fp8-recipe", "delayed")]
     if layout.zero_stage:
         pairs.append(("use-distributed-optimizer", True))
     if layout.zero_stage >= 2:
@@ -117,6 +117,20 @@ def _layout(plan: Plan) -> list[tuple[str, object]]:
         pairs.append(("recompute-granularity", "selective"))
     elif layout.recompute == "full":
         pairs += [("recompute-granularity", "full"), ("recompute-method", "uniform"), ("recompute-num-layers", 1)]
+    return pairs
+
+
+def _fp8(plan: Plan, training: Training) -> list[tuple[str, object]]:
+    if plan.layout.precision != "fp8":
+        return []
+    recipe = training.fp8 or Fp8()
+    pairs: list[tuple[str, object]] = [("fp8-format", recipe.format), ("fp8-recipe", _RECIPES[recipe.recipe])]
+    if recipe.recipe == "delayed":
+        pairs += [
+            ("fp8-amax-history-len", recipe.history),
+            ("fp8-amax-compute-algo", recipe.amax),
+            ("fp8-margin", recipe.margin),
+        ]
     return pairs
 
 
@@ -154,6 +168,10 @@ def _notes(plan: Plan, training: Training) -> list[str]:
         notes.append(f"ZeRO {layout.zero_stage} is Megatron-FSDP; check that your version runs it with a pipeline.")
     if layout.reshard_after_forward is not None:
         notes.append("reshard_after_forward has no counterpart in Megatron-FSDP.")
+    if layout.precision == "fp8":
+        notes.append("FP8 needs Transformer Engine.")
+        if (training.fp8 or Fp8()).recipe == "delayed" and layout.num_microbatches > 1:
+            notes.append("Scales are updated after every micro-batch: the history looks back on those, not on steps.")
     if layout.precision == "fp32" and layout.zero_stage == 0:
         notes.append("Without --bf16 or --fp16 Megatron-LM trains in float32.")
     if training.seed == 0:

@@ -2,7 +2,7 @@
 
 from labkit.export.to_deepspeed import checked
 from labkit.plan import Plan
-from labkit.spec import Training
+from labkit.spec import Fp8, Training
 
 __all__ = ["torchtitan"]
 
@@ -18,7 +18,7 @@ _SCHEDULES = {
 }
 
 
-def torchtitan(plan: Plan, *, training: Training | None = None) -> str:
+def torchtitan(plan: Plan, *, training: Training | None = None, fp8: Fp8 | None = None) -> str:
     """Write a plan as settings of torchtitan, names of its job configuration in 0.2.2.
 
     Comments say what has no counterpart. From 0.3 on torchtitan has no file: its configuration is Python, and the
@@ -27,9 +27,10 @@ def torchtitan(plan: Plan, *, training: Training | None = None) -> str:
     Args:
         plan: what to write.
         training: optimizer, rates and clipping; None = those of a `Training` with its defaults.
+        fp8: the recipe that a layout with the token fp8 casts by; None = the training's.
 
     Raises:
-        PlanError: no plan, or no training.
+        PlanError: no plan, no training or no recipe, or a recipe with another precision.
 
     >>> from labkit.plan import build
     >>> from labkit.spec import Layout, Model
@@ -37,7 +38,7 @@ def torchtitan(plan: Plan, *, training: Training | None = None) -> str:
     >>> [line for line in text.splitlines() if "parallel_degree" in line]
     ['tensor_parallel_degree = 2', 'pipeline_parallel_degree = 2', 'context_parallel_degree = 1']
     """
-    plan, training = checked(plan, training)
+    plan, training = checked(plan, training, fp8)
     lines = [f"# {note}" for note in _notes(plan, training)]
     for section, values in _sections(plan, training).items():
         lines += ["", f"[{section}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
@@ -69,7 +70,8 @@ def _sections(plan: Plan, training: Training) -> dict[str, dict[str, object]]:
         sections["activation_checkpoint"]["selective_ac_option"] = "op"
     if layout.precision == "fp8":
         sections["model"]["converters"] = ["quantize.linear.float8"]
-        sections["quantize.linear.float8"] = {"recipe_name": "tensorwise"}
+        is_block = (training.fp8 or Fp8()).recipe == "block"
+        sections["quantize.linear.float8"] = {"recipe_name": "rowwise" if is_block else "tensorwise"}
     return sections
 
 
@@ -118,11 +120,24 @@ def _notes(plan: Plan, training: Training) -> list[str]:
     if layout.precision == "bf16" and not (layout.zero_stage >= 2):
         notes.append("Without sharding mixed precision is torch.autocast here.")
     if layout.precision == "fp8":
-        notes.append("FP8 needs torchao and an H100 or newer.")
+        notes += ["FP8 needs torchao and an H100 or newer.", *_fp8_notes(training.fp8 or Fp8())]
     if training.optimizer == "sgd":
         notes.append("SGD has no counterpart: AdamW stands for it.")
     if training.clip_norm is None:
         notes.append("max_norm cannot be switched off: it is out of reach.")
+    return notes
+
+
+def _fp8_notes(recipe: Fp8) -> list[str]:
+    """What of a recipe is not said: torchao knows tensor-wise scales (E5M2 for gradients) and row-wise ones (E4M3)."""
+    if recipe.recipe == "block":
+        notes = ["Block scaling has no counterpart: one scale for each row (rowwise) stands for it."]
+        return notes if recipe.format == "e4m3" else [*notes, "Rowwise is E4M3 for gradients too."]
+    notes = []
+    if recipe.recipe == "delayed":
+        notes.append("Delayed scaling has no counterpart: the tensor's own amax (tensorwise) stands for it.")
+    if recipe.format == "e4m3":
+        notes.append("Tensorwise is E5M2 for gradients.")
     return notes
 
 

@@ -56,6 +56,7 @@ class Run:
         self._offsets: tuple[Offsets | None, Offsets | None] = (None, None)
         self._trace: Trace | None = None
         self._devices = devices
+        self._fp8_library: str | None = None
         self._zero_s = time.monotonic()
 
     def _begin(self, ranks: "Ranks") -> None:
@@ -96,6 +97,7 @@ class Run:
         result = next(r for r in results if r is not None)
         self._record.finish(result["losses"], result["grad_norms"], result["step_s"])
         self._devices = [r["device"] for r in results if r is not None and "device" in r] or self._devices
+        self._fp8_library = result.get("fp8_library")
         num_steps = len(result["losses"])
         if self.training.trace:
             self._record.wait_for_events(num_steps, LAST_EVENTS_S)
@@ -264,6 +266,11 @@ class Run:
                 "Train with the token fp8 in the layout and record_fp8=True."
             )
         return Fp8Record.read(self.training.fp8 or Fp8(), self._record.fp8())
+
+    @property
+    def fp8_library(self) -> str | None:
+        """What multiplied in FP8: "transformer_engine", or "torch" and why; None before the end, or without FP8."""
+        return self._fp8_library
 
     @property
     def tokens_per_s(self) -> float | None:

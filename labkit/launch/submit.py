@@ -59,7 +59,8 @@ def train(
         data: a file or folder to train on as bytes; None: the Python standard library's source.
         pace: declared durations: each forward and backward lasts at least so long, on every or on each stage.
         trace: record what every rank does.
-        fp8: how a layout with the token fp8 casts; None: delayed scaling with its defaults.
+        fp8: how a layout with the token fp8 casts; None: delayed scaling with its defaults. `run.fp8_library` says what
+            multiplied: Transformer Engine on GPUs that have it, else torch.
         record_fp8: record what the casts do to every tensor, for `run.fp8`.
         block: wait for the end. Ctrl-C then ends the run, which `last_run(ranks)` still gives.
         progress: show one updating line while waiting.

@@ -1,6 +1,7 @@
 """FP8 in a training state: which matrices there are, their scales, and what is reported of them."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -8,7 +9,7 @@ from torch import nn
 
 from labkit.errors import PlanError
 from labkit.plan import Plan
-from labkit.rank import groups, report
+from labkit.rank import fp8_library, groups, report
 from labkit.rank.fp8_linear import Fp8Linear
 from labkit.rank.fp8_scaling import Scaling
 from labkit.rank.fp8_tally import Tally
@@ -30,6 +31,7 @@ def attach(
     for name, module in (pair for stage in stages for pair in stage.named_modules()):
         if isinstance(module, Fp8Linear):
             module.casts = scaling.of(name)
+            scaling.shapes[name] = (module.in_features, module.out_features)
     return scaling
 
 
@@ -41,8 +43,10 @@ def names(stages: Sequence[nn.Module], plan: Plan) -> list[str]:
     return [f"layers.{layer}.{matrix}" for layer in range(plan.model.num_layers) for matrix in within]
 
 
-def adjust(scaling: Scaling | None, plan: Plan, training: Training, recorder: Recorder) -> None:
-    """Ready a state for a run: record or not.
+def adjust(scaling: Scaling | None, plan: Plan, training: Training, own: Mesh, recorder: Recorder) -> None:
+    """Ready a state for a run: choose what multiplies, record or not.
+
+    Runs on: the layout's ranks at once. Communicates: as `fp8_library.choose`, where nothing is chosen yet.
 
     Raises:
         PlanError: the run asks for another recipe than the state has.
@@ -56,8 +60,26 @@ def adjust(scaling: Scaling | None, plan: Plan, training: Training, recorder: Re
             f"the live training state has {scaling.recipe}, not {_recipe(training)}: start='live' goes on with the "
             "scales that it has. Use that recipe or start='fresh'."
         )
+    if scaling.library is None:
+        scaling.library, scaling.why_torch = fp8_library.choose(
+            plan, scaling.recipe, scaling.shapes, scaling.names, groups.device(), own.members
+        )
     last = plan.layout.num_microbatches - 1
     scaling.tally = Tally(scaling.names, groups.device(), recorder, last) if training.record_fp8 else None
+
+
+def products(scaling: Scaling | None) -> AbstractContextManager[None]:
+    """The context of a step's forwards and backwards."""
+    if scaling is None or scaling.library is None:
+        return nullcontext()
+    return scaling.library.step(scaling.scale, scaling.amax)
+
+
+def library(scaling: Scaling | None) -> str | None:
+    """What multiplied: "transformer_engine", or "torch" and why; None in other precisions."""
+    if scaling is None:
+        return None
+    return f"torch: {scaling.why_torch}" if scaling.library is None else fp8_library.NAME
 
 
 def carry(old: Scaling | None, new: Scaling | None, *, precisions: tuple[str, str]) -> None:

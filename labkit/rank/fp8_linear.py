@@ -1,4 +1,4 @@
-"""A linear layer whose three matrix products are FP8.
+"""A linear layer whose three matrix products are FP8, by torch or by Transformer Engine.
 
 Shapes: M tokens, K features in, N features out; under tensor parallelism K or N is this rank's share.
 """
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 
 from labkit.rank import fp8_casting
 from labkit.rank.fp8_casting import Cast
+from labkit.rank.fp8_library import Library
 from labkit.rank.fp8_scaling import Casts, Scaling
 from labkit.spec import Fp8
 
@@ -55,8 +56,51 @@ class Fp8Linear(nn.Linear):
 def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, casts: Casts, dtype: torch.dtype, bias_share: float
 ) -> Tensor:
+    if casts.scaling.library is not None:
+        return _library_product(casts.scaling.library, x, weight, bias, casts, dtype, bias_share)
     result: Tensor = _Product.apply(x, weight, bias, casts, dtype, bias_share)  # type: ignore[no-untyped-call]
     return result
+
+
+def _library_product(
+    library: Library,
+    x: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    casts: Casts,
+    dtype: torch.dtype,
+    bias_share: float,
+) -> Tensor:
+    x_MK = x.reshape(-1, x.shape[-1]).to(dtype)
+    tally = casts.scaling.tally
+    if tally is not None and tally.is_on:
+        y_MN = _watched(library, x_MK, weight_NK, casts)
+    else:
+        y_MN = library.product(casts.name, x_MK, weight_NK)
+    if bias_N is not None:  # a share of the bias, whose gradient is whole
+        y_MN = y_MN + (bias_N + (bias_share - 1) * bias_N.detach()).to(dtype)
+    return y_MN.view(*x.shape[:-1], -1)
+
+
+def _watched(library: Library, x_MK: Tensor, weight_NK: Tensor, casts: Casts) -> Tensor:
+    """A product of a library that does not show its casts: what it multiplies is cast here once more, to be counted."""
+    x_MK, weight_NK = x_MK.view_as(x_MK), weight_NK.view_as(weight_NK)  # their gradients are those of this product
+    x, weight, gradients = x_MK.detach(), weight_NK.detach(), []
+    y_MN = library.product(casts.name, x_MK, weight_NK)
+    casts.along("input", x)
+    casts.along("weight", weight)
+    casts.compare("input", y_MN.detach(), x, weight.t())
+
+    def of_output(gradient: Tensor) -> None:
+        gradients.append(gradient)
+        casts.along("gradient", gradient)
+
+    if y_MN.requires_grad:
+        y_MN.register_hook(of_output)
+        weight_NK.register_hook(lambda found: casts.compare("gradient", found, gradients[0].t(), x))
+    if x_MK.requires_grad:
+        x_MK.register_hook(lambda found: casts.compare("weight", found, gradients[0], weight))
+    return y_MN
 
 
 class _Product(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch import Tensor
 from labkit.errors import LabError, PlanError
 from labkit.rank import fp8_casting
 from labkit.rank.fp8_casting import Cast
+from labkit.rank.fp8_library import Library
 from labkit.rank.fp8_tally import Tally
 from labkit.rank.recorder import Recorder, num_bytes
 from labkit.spec import Fp8
@@ -38,10 +39,13 @@ class Scaling:
     Attributes:
         recipe: how to scale.
         names: the matrices; matrix i has columns 3i (input), 3i + 1 (weight) and 3i + 2 (gradient).
+        shapes: this rank's matrices, and how many features go in and come out of each.
         scale: [tensor], those of the step under way (delayed scaling).
         amax: [tensor], the largest magnitudes that the step under way has seen on this rank.
         history: [step, tensor], row 0 for the step under way.
         tally: takes down what casts do; None where nothing is recorded.
+        library: what multiplies; None for torch.
+        why_torch: why that is torch.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Scaling:
         members: dist.ProcessGroup | None = None,
     ) -> None:
         self.names, self._device = tuple(names), device
+        self.shapes: dict[str, tuple[int, int]] = {}
         self.become(recipe)
         self._recorder, self._members = recorder, members
         self.tally: Tally | None = None
@@ -61,6 +66,8 @@ class Scaling:
     def become(self, recipe: Fp8) -> None:
         """Begin anew with another recipe."""
         self.recipe = recipe
+        self.library: Library | None = None
+        self.why_torch = ""
         num_tensors, depth = len(ROLES) * len(self.names), recipe.history if recipe.recipe == "delayed" else 1
         self.scale = torch.ones(num_tensors, device=self._device)
         self.amax = torch.zeros(num_tensors, device=self._device)
@@ -75,7 +82,7 @@ class Scaling:
 
     def of(self, name: str) -> "Casts":
         """The casts of one matrix."""
-        return Casts(self, len(ROLES) * self.names.index(name))
+        return Casts(self, name)
 
     def end_step(self) -> None:
         """Agree on the step's amaxes and take the next step's scales from them; only delayed scaling has any.
@@ -143,11 +150,12 @@ class Casts:
 
     Args:
         scaling: whose scales.
-        first: the column of the input's; weight and gradient follow.
+        name: the matrix.
     """
 
-    def __init__(self, scaling: Scaling, first: int) -> None:
-        self.scaling = scaling
+    def __init__(self, scaling: Scaling, name: str) -> None:
+        self.scaling, self.name = scaling, name
+        first = len(ROLES) * scaling.names.index(name)
         self._column = {role: first + offset for offset, role in enumerate(ROLES)}
 
     @property

@@ -41,7 +41,7 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
     Returns:
         On the layout's ranks, equal on all but for `step_s`: "losses" (nats per token, mean over the global batch),
         "grad_norms" (global, before clipping), "step_s" (seconds of each step on this rank), "tokens_per_step",
-        "stopped" and "device" (its name). None on ranks that the layout does without.
+        "stopped", "device" (its name) and "fp8_library" (`fp8.library`). None on ranks that the layout does without.
 
     Raises:
         PlanError: the layout takes more ranks than there are, the data is unusable, or there is no such live state.
@@ -61,7 +61,7 @@ def train(plan: Plan, training: Training) -> dict[str, Any] | None:
     else:
         gc.collect()  # wrapped modules of an earlier state are cyclic
         live = build(plan, training, own)
-    fp8.adjust(live.scaling, plan, training, live.recorder)
+    fp8.adjust(live.scaling, plan, training, own, live.recorder)
     state.keep(live)
     optimizer.adjust(live.optimizer, training)
     live.recorder.open(on=training.trace, pace=training.pace)
@@ -123,6 +123,7 @@ def _run(live: State, training: Training, text: Tensor) -> dict[str, Any]:
         "tokens_per_step": live.plan.tokens_per_step,
         "stopped": stopped,
         "device": groups.device_name(),
+        "fp8_library": fp8.library(live.scaling),
     }
 
 
@@ -151,7 +152,7 @@ def step(live: State, training: Training, text: Tensor) -> tuple[float, float, b
         text, plan.model, plan.layout, seed=training.seed, step=live.step, dp_rank=live.weights.mesh.place.dp_rank
     )
     device = groups.device()
-    with tensor_parallel.loss_over_shards(plan.layout.tp):
+    with tensor_parallel.loss_over_shards(plan.layout.tp), fp8.products(live.scaling):
         share = live.forward_backward(tokens.to(device), targets.to(device))
     loss, squared_norm, num_stops = _agree(live, share, live.update.squared_norm())
     norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan

@@ -22,6 +22,7 @@ def test_a_run_has_its_record_and_a_picture(ranks):
     recipe = lk.spec.Fp8(recipe="current")
     run = train(ranks, "dp2 pp2 m2 fp8", num_steps=3, fp8=recipe, record_fp8=True, trace=False)
     assert run.fp8.recipe == recipe
+    assert run.fp8_library == "torch: ranks compute on the CPU"
     assert run.fp8.steps == (0, 1, 2)
     assert len(run.fp8.of(step=1, role="weight")) == 2 * 7
     assert all(0 <= cast.underflow < 1 and cast.amax > 0 for cast in run.fp8.casts)
