@@ -121,13 +121,14 @@ def _optimizer(
 ) -> torch.optim.Optimizer:
     if not _updates_in_host_memory(layout, training):
         return optimizer.make(training, module.parameters())
-    made: torch.optim.Optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(
-        list(module.parameters()),
-        lr=training.learning_rate,
-        betas=training.betas,
-        weight_decay=training.weight_decay,
-        adamw_mode=True,
-    )
+    with deepspeed_library.processor_unasked():
+        made: torch.optim.Optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(
+            list(module.parameters()),
+            lr=training.learning_rate,
+            betas=training.betas,
+            weight_decay=training.weight_decay,
+            adamw_mode=True,
+        )
     return made
 
 

@@ -52,6 +52,7 @@ def load() -> ModuleType:
     with quiet():
         try:
             deepspeed = importlib.import_module("deepspeed")  # here, not above: it takes every rank a second
+            _load_muon()
             builder = importlib.import_module("deepspeed.ops.op_builder.builder").OpBuilder
         except ImportError as error:
             raise LabError(
@@ -71,6 +72,20 @@ def load() -> ModuleType:
     return deepspeed
 
 
+def _load_muon() -> None:
+    """Import what ZeRO's first start in a process would: Muon's functions, uncompiled.
+
+    They ask torch to compile them while they are defined, which loads all of its compiler: three times what DeepSpeed
+    itself takes, and ranks use none of it.
+    """
+    compiler: Any = importlib.import_module("deepspeed.runtime.compiler")
+    decorator, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = decorator
+
+
 def check_operation(name: str, what: str) -> None:
     """Raise LabError unless an operation is there; `what` says who needs it."""
     if why := compiled.why_not(name) or _unloadable.get(name, ""):
@@ -86,6 +101,20 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def processor_unasked() -> Iterator[None]:
+    """Have DeepSpeed's optimizers not ask which processor this is, as they do to warn of FP16 on AMD's.
+
+    The answer comes from a Python of its own, which takes longer to start than all the rest.
+    """
+    module: Any = importlib.import_module("cpuinfo")
+    ask, module.get_cpu_info = module.get_cpu_info, dict
+    try:
+        yield
+    finally:
+        module.get_cpu_info = ask
 
 
 def forget_groups() -> None:

@@ -105,3 +105,28 @@ def test_a_missing_operation_is_an_error_and_no_compilation(ranks: lk.cluster.Ra
 
     with pytest.raises(RankError, match="ranks never compile"):
         ranks.run(ask, timeout_s=60)
+
+
+@pytest.mark.operations
+def test_its_first_start_loads_no_compiler_and_asks_for_no_processor() -> None:
+    """Both take a process seconds: most of a first change to DeepSpeed, and of each to offload."""
+
+    def loaded() -> tuple[bool, str]:
+        import cpuinfo
+
+        return "torch._inductor.compile_fx" in sys.modules, cpuinfo.get_cpu_info.__name__
+
+    def refuse_to_ask() -> None:
+        import cpuinfo.cpuinfo
+
+        def get_cpu_info_json() -> None:
+            raise RuntimeError("asked which processor this is")
+
+        cpuinfo.cpuinfo.get_cpu_info_json = get_cpu_info_json
+
+    model = lk.spec.Model(num_layers=1, d_model=16, num_heads=2, vocab_size=256, seq_len=8)
+    plan = lk.plan.build(model, lk.spec.Layout.parse("zero1 offload:optimizer b2 deepspeed"))
+    with lk.cluster.start(1) as ranks:
+        ranks.run(refuse_to_ask)
+        lk.launch.train(ranks, plan, 1, progress=False)
+        assert ranks.run(loaded) == [(False, "get_cpu_info")]
