@@ -139,7 +139,11 @@ def forget() -> None:
     """
     _meshes.clear()
     _groups.clear()
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding.cache_clear()
+    of_shapes = getattr(propagator, "_propagate_tensor_meta_cached", None)
+    if of_shapes is not None:
+        of_shapes.cache_clear()
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if clear is not None:
         clear()

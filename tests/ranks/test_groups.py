@@ -99,3 +99,41 @@ def test_groups_that_were_built_anew_leave_no_thread_or_socket_of_the_old_ones(r
     for _ in range(2):
         after = one_round()
     assert all(a <= b for seen, allowed in zip(after, before, strict=True) for a, b in zip(seen, allowed, strict=True))
+
+
+def test_nothing_keeps_meshes_of_groups_that_are_gone(ranks: lk.cluster.Ranks) -> None:
+    """One that torch's caches keep is equal to the next, and may be given for it: its ranks would wait for nobody."""
+
+    def meshes() -> int:
+        import gc
+
+        from torch.distributed.device_mesh import DeviceMesh
+
+        gc.collect()
+        return sum(isinstance(one, DeviceMesh) for one in gc.get_objects())
+
+    model = lk.spec.Model.preset("tiny")
+    for text in ("tp2 dp2", "tp2 pp2", "dp2 tp2 zero3 sp"):
+        lk.launch.train(ranks, lk.plan.build(model, lk.spec.Layout.parse(text)), num_steps=1, progress=False)
+    assert min(ranks.run(meshes)) > 0
+    ranks.run(waits.barrier, ranks=[0], block=False)
+    ranks.interrupt()
+    assert ranks.run(meshes) == [0] * 4
+
+
+def test_an_axis_of_the_same_ranks_is_one_group_in_every_layout(ranks: lk.cluster.Ranks) -> None:
+    """DTensor takes equal meshes for one another, and would mix their groups differently on each rank."""
+
+    def groups_of(texts: list[str]) -> list[tuple[str, ...]]:
+        from labkit.rank import mesh
+
+        model = lk.spec.Model.preset("tiny")
+        found = [mesh.of(lk.plan.build(model, lk.spec.Layout.parse(text))) for text in texts]
+        assert all(one is not None for one in found)
+        for one in found:
+            assert all(one.device_mesh.get_group(axis) is one.group(axis) for axis in ("pp", "tp"))
+        return [(one.group("tp").group_name, one.group("pp").group_name) for one in found]
+
+    for first, second, third in ranks.run(groups_of, ["tp2 pp2", "tp2 dp2", "tp2 pp2 dualpipe_v v2 m4"]):
+        assert first[0] == second[0] == third[0]
+        assert first[1] == third[1] != second[1]
