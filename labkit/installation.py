@@ -203,13 +203,19 @@ def compile_operations() -> None:
         subprocess.run([python, "-m", "labkit", "compile"], env=environment(), cwd=REPOSITORY, check=False)
 
 
+def side_by_side() -> list[str]:
+    """The suite in two processes, each with ranks of its own, where there are two cores; a later -n overrules it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return ["-n", "2"] if cores > 1 else ["-n", "0"]
+
+
 def commands(action: str, arguments: list[str]) -> list[list[str]]:
     """The command lines of an action, inside `.venv`."""
     python = str(VENV / "bin" / "python")
     if action == "lab":
         return [[python, "-m", "labkit", "lab", *arguments]]
     if action == "test":
-        return [[python, "-m", "pytest", *arguments]]
+        return [[python, "-m", "pytest", *side_by_side(), *arguments]]
     if action == "bench":
         return [[python, "-m", "benchmarks", *arguments]]
     if action == "check":
