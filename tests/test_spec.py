@@ -152,9 +152,10 @@ def test_devices():
     assert Hardware.find("NVIDIA H100 80GB HBM3") == Hardware.preset("h100")
     assert Hardware.find("NVIDIA A100-SXM4-80GB") == Hardware.preset("a100")
     assert Hardware.find("NVIDIA H100 PCIe") is None
-    assert Hardware.find("NVIDIA A100-SXM4-40GB") is None
+    assert Hardware.find("NVIDIA A100-SXM4-40GB") == Hardware.preset("a100-40")
+    assert Hardware.find("NVIDIA GeForce RTX 4090") == Hardware.preset("rtx4090")
     assert Hardware.find("NVIDIA GeForce RTX 3060") is None
-    with pytest.raises(PlanError, match="a100 has no fp8"):
+    with pytest.raises(PlanError, match="a100-80 has no fp8"):
         Hardware.preset("a100").peak_flops("fp8")
     with pytest.raises(PlanError, match=r"device 'h10' is unknown"):
         Hardware.preset("h10")

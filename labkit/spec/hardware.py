@@ -1,13 +1,18 @@
-"""What one rank's device can do, from data sheets."""
+"""What one rank's device can do, from data sheets or as it was measured."""
 
 from dataclasses import dataclass
 from typing import Self
 
 from labkit.errors import PlanError
 from labkit.spec.checks import choice, nearest, number, shown, whole
+from labkit.spec.devices import DEVICES, LINKS, Link
 from labkit.spec.layout import PRECISIONS
 
-__all__ = ["DEVICES", "Hardware"]
+__all__ = ["Hardware"]
+
+_SHORT = {"a100": "a100-80"}
+_RATES = ("fp32_flops", "bf16_flops", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
+_SHARES = ("product_efficiency", "memory_efficiency", "network_efficiency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,13 @@ class Hardware:
         link_bytes_per_s: between two devices of a host.
         network_bytes_per_s: of one device to another host.
         ranks_per_host: devices in a host.
+        link_alpha_s: seconds of one hop between devices of a host, without bytes.
+        network_alpha_s: seconds of one hop to another host.
+        product_efficiency: the share of the peak that large products of matrices reach. The one number to calibrate for
+            a device and its software.
+        memory_efficiency: the share of `memory_bytes_per_s` that kernels reach.
+        network_efficiency: the share of the line rates of links and network that collectives reach (NCCL reaches 230
+            of 300 GB/s over NVLink 3, 360 of 450 over NVLink 4, 46 of 50 over a 400 Gb/s port).
 
     Raises:
         PlanError: a field of the wrong type or out of range.
@@ -41,35 +53,61 @@ class Hardware:
     link_bytes_per_s: float
     network_bytes_per_s: float
     ranks_per_host: int = 8
+    link_alpha_s: float = LINKS["nvlink4"].alpha_s
+    network_alpha_s: float = LINKS["ib-ndr"].alpha_s
+    product_efficiency: float = 0.8
+    memory_efficiency: float = 0.8
+    network_efficiency: float = 0.8
 
     def __post_init__(self) -> None:
         name: object = self.name
         if not isinstance(name, str) or not name.strip():
             raise PlanError(f"name={shown(self.name)} is no text: name the device, such as 'h100'.")
-        rates = ("fp32_flops", "bf16_flops", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
-        for rate in rates:
-            object.__setattr__(self, rate, number(rate, getattr(self, rate), positive=True))
+        for rate in _RATES:
+            object.__setattr__(self, rate, _rate(rate, getattr(self, rate)))
         if self.fp8_flops is not None:
-            object.__setattr__(self, "fp8_flops", number("fp8_flops", self.fp8_flops, positive=True))
+            object.__setattr__(self, "fp8_flops", _rate("fp8_flops", self.fp8_flops))
+        for latency in ("link_alpha_s", "network_alpha_s"):
+            object.__setattr__(self, latency, number(latency, getattr(self, latency)))
+        for share in _SHARES:
+            object.__setattr__(self, share, _share(share, getattr(self, share)))
         object.__setattr__(self, "memory_bytes", whole("memory_bytes", self.memory_bytes, maximum=2**60))
         object.__setattr__(self, "ranks_per_host", whole("ranks_per_host", self.ranks_per_host))
 
     @classmethod
-    def preset(cls, name: str) -> Self:
-        """Return a device by name; `labkit.spec.DEVICES` lists them.
+    def preset(cls, name: str, *, link: str | None = None, network: str | None = None) -> Self:
+        """Return a device by name, with its usual links or others.
+
+        Args:
+            name: one of `labkit.spec.DEVICES`; "a100" is the one with 80 GB.
+            link: one of `labkit.spec.LINKS` between the devices of a host.
+            network: one of them between hosts.
 
         Raises:
-            PlanError: no such device.
+            PlanError: no such device or link.
 
         >>> Hardware.preset("h200").memory_bytes
         141000000000
+        >>> Hardware.preset("h100", network="roce-100").network_bytes_per_s
+        12500000000.0
         """
         given: object = name
-        if isinstance(given, str) and given in DEVICES:
-            return cls(name=given, **DEVICES[given])  # type: ignore[arg-type]
-        guess = nearest(given, DEVICES) if isinstance(given, str) else None
-        hint = f" Did you mean {guess!r}?" if guess else ""
-        raise PlanError(f"device {shown(given)} is unknown: the devices are {', '.join(DEVICES)}.{hint}")
+        short = _SHORT.get(given, given) if isinstance(given, str) else None
+        if short is None or short not in DEVICES:
+            guess = nearest(given, DEVICES) if isinstance(given, str) else None
+            hint = f" Did you mean {guess!r}?" if guess else ""
+            raise PlanError(f"device {shown(given)} is unknown: the devices are {', '.join(DEVICES)}.{hint}")
+        fields = dict(DEVICES[short])
+        near, far = fields.pop("link"), fields.pop("network")
+        near_link, far_link = _link("link", link or near), _link("network", network or far)
+        return cls(
+            name=short,
+            link_alpha_s=near_link.alpha_s,
+            link_bytes_per_s=near_link.bytes_per_s,
+            network_alpha_s=far_link.alpha_s,
+            network_bytes_per_s=far_link.bytes_per_s,
+            **fields,  # type: ignore[arg-type]
+        )
 
     @classmethod
     def find(cls, device_name: str) -> Self | None:
@@ -80,9 +118,13 @@ class Hardware:
         >>> Hardware.find("cpu") is None
         True
         """
-        words = device_name.lower().replace("-", " ").split()
-        if {"pcie", "nvl", "mig", "40gb"} & set(words):  # DEVICES holds whole SXM modules
+        words = set(device_name.lower().replace("-", " ").split())
+        if {"pcie", "nvl", "mig"} & words:  # DEVICES holds whole SXM modules
             return None
+        if "a100" in words:
+            return cls.preset("a100-40" if "40gb" in words else "a100-80")
+        if {"rtx", "4090"} <= words:
+            return cls.preset("rtx4090")
         return next((cls.preset(name) for name in DEVICES if name in words), None)
 
     def peak_flops(self, precision: str) -> float:
@@ -102,34 +144,24 @@ class Hardware:
         return peak
 
 
-DEVICES: dict[str, dict[str, float | int | None]] = {
-    "a100": {
-        "fp32_flops": 19.5e12,
-        "bf16_flops": 312e12,
-        "fp8_flops": None,
-        "memory_bytes": 80 * 10**9,
-        "memory_bytes_per_s": 2.039e12,
-        "link_bytes_per_s": 300e9,
-        "network_bytes_per_s": 25e9,
-    },
-    "h100": {
-        "fp32_flops": 67e12,
-        "bf16_flops": 989.5e12,
-        "fp8_flops": 1979e12,
-        "memory_bytes": 80 * 10**9,
-        "memory_bytes_per_s": 3.35e12,
-        "link_bytes_per_s": 450e9,
-        "network_bytes_per_s": 50e9,
-    },
-    "h200": {
-        "fp32_flops": 67e12,
-        "bf16_flops": 989.5e12,
-        "fp8_flops": 1979e12,
-        "memory_bytes": 141 * 10**9,
-        "memory_bytes_per_s": 4.8e12,
-        "link_bytes_per_s": 450e9,
-        "network_bytes_per_s": 50e9,
-    },
-}
-"""SXM modules from NVIDIA's data sheets (A100 80GB, H100, H200; sparse figures halved), NVLink per direction, and one
-200 Gb/s (A100) or 400 Gb/s network port for each device as in the DGX reference designs."""
+def _rate(name: str, value: object) -> float:
+    """A rate above 0, with an H100's as the fix."""
+    if isinstance(value, int | float) and value == 0:
+        usual = Hardware.preset("h100")
+        raise PlanError(
+            f"{name}={shown(value)}: at 0 a second nothing ever ends, and a rate is more than 0. An H100 has "
+            f"{name}={getattr(usual, name):g}."
+        )
+    return number(name, value, positive=True)
+
+
+def _share(name: str, value: object) -> float:
+    share = number(name, value, positive=True)
+    if share > 1:
+        fix = f" Use {name}={share / 100:g}." if share <= 100 else ""
+        raise PlanError(f"{name}={shown(value)} is above 1: it is a share of the data sheet's rate.{fix}")
+    return share
+
+
+def _link(name: str, value: object) -> Link:
+    return LINKS[choice(name, value, tuple(LINKS))]
