@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from labkit.errors import PlanError
 from labkit.plan import Plan
-from labkit.schedule import COMPUTE, Action, inputs
+from labkit.predict.execution import execute
+from labkit.schedule import COMPUTE, Action
 from labkit.spec.checks import number, shown, whole
 from labkit.trace import Event, Trace
 
-__all__ = ["bubble_fraction", "timeline"]
+__all__ = ["action_events", "bubble_fraction", "timeline"]
 
 MOST_EVENTS = 2_000_000
 
@@ -55,14 +56,18 @@ def timeline(
     halves_s = [each / 2 for each in backwards_s]
     forwards_s = _durations("forward_s", forward_s, num_stages)
     durations = {"F": forwards_s, "B": backwards_s, "I": halves_s, "W": halves_s}
-    starts = _simulate(lines, rank_of, durations, send_s)
+    sends_s = [send_s if rank_of.get(stage) != rank_of.get(stage + 1) else 0.0 for stage in range(num_stages - 1)]
+    placed = execute(lines, durations, sends_s)
+    starts = {
+        action: at for line, at_s in zip(lines, placed, strict=True) for action, at in zip(line, at_s, strict=True)
+    }
     end_s = max((start_s + durations[action.kind][action.stage] for action, start_s in starts.items()), default=0.0)
     events = []
     for rank, (line, members) in enumerate(_ranks(plan, lines)):
         events.append(Event(rank, "step", 0.0, end_s, step=0))
         peers = {stage: members[other] for stage, other in rank_of.items() if members[other] != rank}
         for action in line:
-            events += _events(action, rank, peers, starts, durations, send_s)
+            events += action_events(action, rank, peers, starts, durations, sends_s)
     return Trace(events, "predicted", plan if isinstance(plan, Plan) else None)
 
 
@@ -132,45 +137,24 @@ def _durations(name: str, value: float | Sequence[float], num_stages: int) -> li
     return [number(name, value)] * num_stages
 
 
-def _simulate(
-    lines: Sequence[Sequence[Action]],
-    rank_of: Mapping[int, int],
-    durations: Mapping[str, Sequence[float]],
-    send_s: float,
-) -> dict[Action, float]:
-    """Start of every action in seconds: ranks take turns, each going as far as its inputs allow."""
-    num_stages = len(durations["F"])
-    scheduled = {action for line in lines for action in line}
-    position, free_s = [0] * len(lines), [0.0] * len(lines)
-    starts: dict[Action, float] = {}
-    ends: dict[Action, float] = {}
-    remaining = sum(len(line) for line in lines)
-    while remaining:
-        before = remaining
-        for rank, line in enumerate(lines):
-            while position[rank] < len(line):
-                action = line[position[rank]]
-                inputs_of = list(inputs(action, scheduled, num_stages))
-                if any(needed not in ends for needed in inputs_of):
-                    break
-                arrivals = [ends[needed] + (send_s if rank_of[needed.stage] != rank else 0.0) for needed in inputs_of]
-                starts[action] = max([free_s[rank], *arrivals])
-                ends[action] = free_s[rank] = starts[action] + durations[action.kind][action.stage]
-                position[rank] += 1
-                remaining -= 1
-        if remaining == before:
-            raise PlanError("the schedule stops half-way: check its actions with schedule.validate.")
-    return starts
-
-
-def _events(
+def action_events(
     action: Action,
     rank: int,
     peers: Mapping[int, int],
     starts: Mapping[Action, float],
     durations: Mapping[str, Sequence[float]],
-    send_s: float,
+    sends_s: Sequence[float],
 ) -> list[Event]:
+    """Return an action of a rank as events: the computation, what it sends, what it received for it.
+
+    Args:
+        action: a computation.
+        rank: who does it.
+        peers: stages of other ranks of its pipeline -> the rank that holds them.
+        starts: when every action starts.
+        durations: kind -> seconds at each stage.
+        sends_s: seconds from each stage to the next; messages that take none are left out.
+    """
     stage, microbatch = action.stage, action.microbatch
 
     def event(kind: str, start_s: float, duration_s: float, peer: int | None = None) -> Event:
@@ -178,13 +162,13 @@ def _events(
 
     start_s, duration_s = starts[action], durations[action.kind][stage]
     result = [event(action.kind, start_s, duration_s)]
-    if send_s == 0 or action.kind == "W":
+    if action.kind == "W":
         return result
     letter = "F" if action.kind == "F" else "B"
     source, target = (stage - 1, stage + 1) if letter == "F" else (stage + 1, stage - 1)
-    if target in peers:
+    if target in peers and (send_s := sends_s[min(stage, target)]):
         result.append(event(f"SEND_{letter}", start_s + duration_s, send_s, peers[target]))
-    if source in peers:
+    if source in peers and (send_s := sends_s[min(stage, source)]):
         sender = next(each for kind in (letter, "I") if (each := Action(source, kind, microbatch)) in starts)
         sent_s = starts[sender] + durations[sender.kind][source]
         result.append(event(f"RECV_{letter}", sent_s, send_s, peers[source]))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["DEVICES", "LINKS", "Link"]
+__all__ = ["DEVICES", "LINKS", "SWITCHED", "Link"]
 
 
 class Link(NamedTuple):
@@ -120,3 +120,6 @@ fp32). Networks are those of the DGX reference designs, one 200 or 400 Gb/s port
 a workstation has, PCIe 4 and 25 Gb/s Ethernet. `product_efficiency` is the largest share of the bf16 peak that a
 product of matrices was seen to reach (Bekman, "Machine Learning Engineering", maximum achievable matmul FLOPS: 268 of
 312 on A100, 794 of 989 on H100, 1745 of 2250 on B200); for GB200 and RTX 4090 that of their relatives is taken."""
+
+SWITCHED = ("h100", "h200", "b200", "gb200")
+"""Devices whose NVLink switches add up what passes (NVLink SHARP, from the third generation of NVSwitch on)."""

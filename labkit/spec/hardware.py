@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from labkit.errors import PlanError
-from labkit.spec.checks import choice, nearest, number, shown, whole
-from labkit.spec.devices import DEVICES, LINKS, Link
+from labkit.spec.checks import choice, flag, nearest, number, shown, whole
+from labkit.spec.devices import DEVICES, LINKS, SWITCHED, Link
 from labkit.spec.layout import PRECISIONS
 
 __all__ = ["Hardware"]
@@ -31,6 +31,7 @@ class Hardware:
         ranks_per_host: devices in a host.
         link_alpha_s: seconds of one hop between devices of a host, without bytes.
         network_alpha_s: seconds of one hop to another host.
+        switch_sums: whether the switches between the devices of a host add up what passes (NVLink SHARP).
         product_efficiency: the share of the peak that large products of matrices reach. The one number to calibrate for
             a device and its software.
         memory_efficiency: the share of `memory_bytes_per_s` that kernels reach.
@@ -55,6 +56,7 @@ class Hardware:
     ranks_per_host: int = 8
     link_alpha_s: float = LINKS["nvlink4"].alpha_s
     network_alpha_s: float = LINKS["ib-ndr"].alpha_s
+    switch_sums: bool = False
     product_efficiency: float = 0.8
     memory_efficiency: float = 0.8
     network_efficiency: float = 0.8
@@ -69,6 +71,7 @@ class Hardware:
             object.__setattr__(self, "fp8_flops", _rate("fp8_flops", self.fp8_flops))
         for latency in ("link_alpha_s", "network_alpha_s"):
             object.__setattr__(self, latency, number(latency, getattr(self, latency)))
+        object.__setattr__(self, "switch_sums", flag("switch_sums", self.switch_sums))
         for share in _SHARES:
             object.__setattr__(self, share, _share(share, getattr(self, share)))
         object.__setattr__(self, "memory_bytes", whole("memory_bytes", self.memory_bytes, maximum=2**60))
@@ -98,6 +101,7 @@ class Hardware:
             hint = f" Did you mean {guess!r}?" if guess else ""
             raise PlanError(f"device {shown(given)} is unknown: the devices are {', '.join(DEVICES)}.{hint}")
         fields = dict(DEVICES[short])
+        fields["switch_sums"] = short in SWITCHED
         near, far = fields.pop("link"), fields.pop("network")
         near_link, far_link = _link("link", link or near), _link("network", network or far)
         return cls(
