@@ -8,7 +8,7 @@ from labkit.spec import Model
 if TYPE_CHECKING:
     from labkit.plan.plan import Plan
 
-__all__ = ["EMBEDDING", "HEAD", "Parameter", "canonical", "of_stage"]
+__all__ = ["EMBEDDING", "HEAD", "Parameter", "canonical", "of_ends", "of_layer", "of_stage"]
 
 EMBEDDING = "embedding.weight"
 HEAD = "head.weight"
@@ -51,23 +51,37 @@ def of_stage(plan: "Plan", stage: int) -> list[Parameter]:
     >>> [(one.name, one.rows, one.columns, one.split) for one in of_stage(plan, 3)[-2:]]
     [('norm.weight', 128, 1, ''), ('head.weight', 256, 128, 'rows')]
     """
-    model, is_last = plan.model, stage == plan.num_stages - 1
-    found = []
+    first, last = of_ends(plan, stage)
+    layers = [
+        one._replace(name=f"layers.{layer}.{one.name}") for layer in plan.layers(stage) for one in of_layer(plan.model)
+    ]
+    return [*first, *layers, *last]
+
+
+def of_ends(plan: "Plan", stage: int) -> tuple[list[Parameter], list[Parameter]]:
+    """Return what a stage holds before its layers and after them: the model's two ends, or nothing.
+
+    >>> from labkit.plan import Plan
+    >>> from labkit.spec import Layout, Model
+    >>> plan = Plan(model=Model.preset("tiny"), layout=Layout.parse("pp4"))
+    >>> [[one.name for one in end] for end in of_ends(plan, 0)]
+    [['embedding.weight'], []]
+    """
+    model, first, last = plan.model, [], []
     if stage == 0:
-        found.append(Parameter(EMBEDDING, model.vocab_size, model.d_model, "rows"))
+        first.append(Parameter(EMBEDDING, model.vocab_size, model.d_model, "rows"))
         if model.position == "learned":
-            found.append(Parameter("positions.weight", model.seq_len, model.d_model, ""))
-    for layer in plan.layers(stage):
-        found += [one._replace(name=f"layers.{layer}.{one.name}") for one in _of_layer(model)]
-    if is_last:
-        found += _norm(model, "norm")
+            first.append(Parameter("positions.weight", model.seq_len, model.d_model, ""))
+    if stage == plan.num_stages - 1:
+        last += _norm(model, "norm")
         if not model.tied_embeddings or plan.num_stages > 1:
-            found.append(Parameter(HEAD, model.vocab_size, model.d_model, "rows"))
-    return found
+            last.append(Parameter(HEAD, model.vocab_size, model.d_model, "rows"))
+    return first, last
 
 
 @lru_cache(maxsize=16)
-def _of_layer(model: Model) -> tuple[Parameter, ...]:
+def of_layer(model: Model) -> tuple[Parameter, ...]:
+    """Return what a layer holds, by its names within it."""
     width, kv_width = model.d_model, model.num_kv_heads * model.head_dim
     columns = [("attention.query", width), ("attention.key", kv_width), ("attention.value", kv_width)]
     found = _norm(model, "attention_norm")
