@@ -207,3 +207,16 @@ def test_no_plan_and_no_optimizer_are_refused():
         predict.memory("dp2")
     with pytest.raises(PlanError, match="optimizer"):
         predict.memory(built("dp1"), optimizer="adam")
+
+
+def test_the_nearest_layout_that_fits_changes_as_little_as_it_must():
+    plan = built("dp4 tp2 bf16", Model.preset("llama2-7b"))
+    needed = predict.memory(plan).largest.peak
+    assert predict.fitting(plan, needed) is plan
+    less = predict.fitting(plan, needed - 1)
+    assert (less.layout, less.world_size) == (Layout.parse("dp4 tp2 zero1 bf16"), 8)
+    least = predict.fitting(built("dp4 tp2 b4 bf16", Model.preset("llama2-7b")), 40 * 2**30)
+    assert predict.memory(least).largest.peak <= 40 * 2**30
+    assert least.layout.global_batch_size == 16
+    with pytest.raises(PlanError, match=r"GiB on a rank and a device has 1\.0 GiB: nothing that"):
+        predict.fitting(plan, 2**30)

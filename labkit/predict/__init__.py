@@ -1,6 +1,7 @@
 """What a plan should take, before anything runs."""
 
 from labkit.predict.collectives import COLLECTIVES, Reach, collective_time, reach
+from labkit.predict.fitting import fitting
 from labkit.predict.memory import CATEGORIES, Memories, Memory, memory
 from labkit.predict.shares import Shares, shares
 from labkit.predict.software import SOFTWARE, Software
@@ -22,6 +23,7 @@ __all__ = [
     "Traffic",
     "bubble_fraction",
     "collective_time",
+    "fitting",
     "groups_in_order",
     "memory",
     "num_hosts",

@@ -1,24 +1,46 @@
 """Memory of every rank: how it moves over time, and its peak."""
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from labkit.errors import PlanError
+from labkit.predict import Memories, Memory
 from labkit.show import palette
 from labkit.show.given import HasTrace, trace_of
+from labkit.show.held import held
 from labkit.show.units import memory_text, memory_unit, time_unit
+from labkit.spec import Hardware
 from labkit.trace import Event, Trace
 
 _MAX_NAMED_RANKS = 16
 
 
-def memory(trace: Trace | HasTrace, step: int | None = None) -> go.Figure:
-    """Draw the memory samples of a trace: over time on the left, the peak of each rank on the right.
+def memory(
+    given: Trace | HasTrace | Sequence[Memory],
+    step: int | None = None,
+    *,
+    measured: Sequence[Memory] | None = None,
+    hardware: Hardware | None = None,
+) -> go.Figure:
+    """Draw memory: the samples of a trace over time, or what ranks hold at their peak by category.
 
     Args:
-        trace: its `memory` events carry bytes in `num_bytes`; or a run, which has one.
-        step: only this training step; None: the whole trace.
+        given: a trace whose `memory` events carry bytes in `num_bytes`, or a run, which has one: over time on the left,
+            the peak of each rank on the right. Or what `lk.predict.memory` returned: a bar for each rank.
+        step: only this training step of a trace; None: the whole trace.
+        measured: beside predicted bars, what ranks were found to hold.
+        hardware: beside predicted bars, a line at the memory that a device has, and what would fit it.
     """
-    trace = trace_of(trace)
+    if isinstance(given, Sequence) and (isinstance(given, Memories) or all(isinstance(one, Memory) for one in given)):
+        return held(given, measured, hardware)
+    if isinstance(given, Sequence):
+        raise PlanError("the list holds what is no Memory: give what lk.predict.memory(plan) returned, or a trace.")
+    return _over_time(trace_of(given), step)
+
+
+def _over_time(trace: Trace, step: int | None) -> go.Figure:
     shown = trace if step is None else trace.of_step(step)
     samples: dict[int, list[Event]] = {}
     for event in shown.events:
