@@ -54,7 +54,8 @@ def fitting(plan: Plan, memory_bytes: int, *, optimizer: str = "adamw") -> Plan:
     needed, smallest = least  # type: ignore[misc]
     raise PlanError(
         f"'{smallest.layout}' needs {needed / 2**30:,.1f} GiB on a rank and a device has "
-        f"{memory_bytes / 2**30:,.1f} GiB: nothing that shards or recomputes more on {plan.world_size} ranks fits. Use more ranks or a smaller model."
+        f"{memory_bytes / 2**30:,.1f} GiB: nothing that shards or recomputes more on "
+        f"{plan.world_size} ranks fits. Use more ranks or a smaller model."
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.errors import PlanError
 from labkit.predict import Memories, Memory
 from labkit.show import palette
 from labkit.show.given import HasTrace, trace_of
@@ -35,9 +34,7 @@ def memory(
     """
     if isinstance(given, Sequence) and (isinstance(given, Memories) or all(isinstance(one, Memory) for one in given)):
         return held(given, measured, hardware)
-    if isinstance(given, Sequence):
-        raise PlanError("the list holds what is no Memory: give what lk.predict.memory(plan) returned, or a trace.")
-    return _over_time(trace_of(given), step)
+    return _over_time(trace_of(given), step)  # type: ignore[arg-type]  # it refuses what has no trace
 
 
 def _over_time(trace: Trace, step: int | None) -> go.Figure:
