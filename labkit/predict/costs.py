@@ -21,13 +21,14 @@ UNALIGNED = 4.0
 """Products whose heads have no multiple of 8 entries take this much longer: 16-bit tensor cores want 16 bytes (Anthony
 et al. 2024, arXiv 2401.14489, section 6)."""
 
-SCORE_BYTES = 13
-"""Traffic of one 16-bit score that is not kept on the chip, forward: written by QK^T (2), scaled, masked and normalised
-(4), dropped out with its mask (5), read by AV (2). The backward moves twice as much."""
+SCORE_BYTES = 20
+"""Traffic of one 16-bit score that is not kept on the chip: written by QK^T (2), scaled and masked (4), normalised (4),
+dropped out with its mask (5), read by AV and for the backward (5). The backward moves as much."""
 
-STREAM_BYTES = 22
-"""Traffic of one 16-bit element of the residual stream in a layer, forward: two norms (4 each), two sums with bias,
-dropout and residual (7 each). The backward moves twice as much."""
+STREAM_BYTES = 32
+"""Traffic of one 16-bit element of the residual stream in a layer: two norms (6 each with their statistics), two sums
+with bias, dropout, mask and residual (10 each). The backward moves as much: stages of forwards and of input gradients
+are seen to take equally long (Qi et al. 2023, arXiv 2401.10241, table 9: 18.5 and 18.1 ms, 9.3 for the weights)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def attention(model: Model, tokens: float, tp: int, software: Software) -> tuple
     slower = 1.0 if model.head_dim % 8 == 0 else UNALIGNED
     scores = SCORE_BYTES * tokens * model.seq_len * model.num_heads / tp
     forward = Work(product_flops=slower * flops, num_bytes=slower * scores, num_kernels=6)
-    return forward, Work().plus(forward, 2), forward
+    return forward, forward.plus(Work(product_flops=forward.product_flops)), forward
 
 
 def layer(model: Model, tokens: float, software: Software, *, tp: int = 1, sp: bool = False, width: int = 2) -> Passes:
@@ -140,7 +141,7 @@ def layer(model: Model, tokens: float, software: Software, *, tp: int = 1, sp: b
     sums = Work(num_sums=2, sum_bytes=2 * stream * tokens * h) if tp > 1 else Work()
     core, core_backward, core_again = attention(model, tokens, tp, software)
     forward = matrices.plus(rest).plus(core).plus(sums)
-    return Passes(forward, matrices.plus(rest, 2).plus(core_backward).plus(sums), matrices, core_again)
+    return Passes(forward, matrices.plus(rest).plus(core_backward).plus(sums), matrices, core_again)
 
 
 def embedding(model: Model, tokens: float, software: Software, *, tp: int = 1, width: int = 2) -> Passes:
