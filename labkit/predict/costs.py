@@ -21,6 +21,9 @@ UNALIGNED = 4.0
 """Products whose heads have no multiple of 8 entries take this much longer: 16-bit tensor cores want 16 bytes (Anthony
 et al. 2024, arXiv 2401.14489, section 6)."""
 
+LAUNCHES_OF_A_SUM = 3
+"""Starting a collective takes the program as long as starting three kernels."""
+
 SCORE_BYTES = 20
 """Traffic of one 16-bit score that is not kept on the chip: written by QK^T (2), scaled and masked (4), normalised (4),
 dropped out with its mask (5), read by AV and for the backward (5). The backward moves as much."""
@@ -165,7 +168,8 @@ def seconds(work: Work, hardware: Hardware, software: Software, precision: str, 
     """Return how long a rank takes for it.
 
     Products at the reached share of the peak, then bytes at the reached share of the memory's rate, then kernels, then
-    sums over tp less what of them is hidden: one after the other, nothing else overlaps.
+    sums over tp less what of them is hidden: one after the other, nothing else overlaps. It takes no less than the
+    program needs to start all of it.
 
     >>> h100 = Hardware.preset("h100")
     >>> work = Work(product_flops=1e12)
@@ -181,4 +185,4 @@ def seconds(work: Work, hardware: Hardware, software: Software, precision: str, 
     if work.num_sums:
         each_s = collective_time("all_reduce", work.sum_bytes / work.num_sums, tp, hardware)
         time_s += work.num_sums * ((1 - software.tp_hidden) * each_s + software.call_s)
-    return time_s
+    return max(time_s, software.launch_s * (work.num_kernels + LAUNCHES_OF_A_SUM * work.num_sums))

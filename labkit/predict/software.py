@@ -23,6 +23,7 @@ class Software:
         gradient_bytes: of an element of a gradient that is summed over dp.
         splits_sends: whether tensor-parallel ranks send a part each of what goes to the next stage.
         kernel_s: seconds that each kernel takes beyond its work.
+        launch_s: seconds that the program takes to start a kernel: a device that is done sooner waits for the next.
         call_s: seconds that each collective within a layer takes beyond its work: starting it, waiting for the last.
         tp_hidden: share of the collectives over tp that runs while the device computes.
         dp_hidden: share of the collectives over dp that does, as long as there is computation to hide behind.
@@ -40,6 +41,7 @@ class Software:
     gradient_bytes: int = 4
     splits_sends: bool = False
     kernel_s: float = 5e-6
+    launch_s: float = 5e-6
     call_s: float = 0.0
     tp_hidden: float = 0.0
     dp_hidden: float = 0.0
@@ -49,7 +51,7 @@ class Software:
             object.__setattr__(self, name, flag(name, getattr(self, name)))
         for name in ("stream_bytes", "gradient_bytes"):
             object.__setattr__(self, name, whole(name, getattr(self, name), maximum=8))
-        for name in ("kernel_s", "call_s"):
+        for name in ("kernel_s", "launch_s", "call_s"):
             object.__setattr__(self, name, number(name, getattr(self, name)))
         for name in ("tp_hidden", "dp_hidden"):
             value = number(name, getattr(self, name))
@@ -82,7 +84,8 @@ SOFTWARE: Mapping[str, Mapping[str, float | int | bool]] = MappingProxyType(
                 "stream_bytes": 2,
                 "gradient_bytes": 2,
                 "splits_sends": True,
-                "kernel_s": 20e-6,
+                "kernel_s": 10e-6,
+                "launch_s": 50e-6,
                 "call_s": 100e-6,
             }
         ),
