@@ -5,7 +5,18 @@ import sys
 
 from benchmarks.pairs import arguments, say
 
-BENCHMARKS = ("trivial_cell", "cold_start", "interrupt", "train_step", "check", "grade_batch", "parity", "switch")
+BENCHMARKS = (
+    "trivial_cell",
+    "cold_start",
+    "interrupt",
+    "train_step",
+    "check",
+    "grade_batch",
+    "parity",
+    "switch",
+    "totals",
+    "published",
+)
 
 
 def main() -> int:

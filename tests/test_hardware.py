@@ -27,6 +27,18 @@ def test_memory_tells_devices_of_one_chip_apart():
     assert H100.peak_flops("fp8") == 2 * H100.peak_flops("bf16")
 
 
+def test_drivers_names_lead_to_devices():
+    names = {"NVIDIA B200": "b200", "NVIDIA GB200": "gb200", "NVIDIA GeForce RTX 4090": "rtx4090"}
+    assert {text: Hardware.find(text).name for text in names} == names
+    for text in (
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA H100 NVL",
+        "Tesla V100-SXM2-16GB",
+    ):
+        assert Hardware.find(text) is None
+
+
 def test_links_are_chosen_by_name():
     slow = Hardware.preset("h100", link="pcie5", network="ethernet-10")
     assert (slow.link_bytes_per_s, slow.network_bytes_per_s) == (63e9, 1.25e9)

@@ -178,8 +178,12 @@ def test_sixteen_thousand_ranks_have_totals_at_once_and_events_of_one():
     events = trace.of_rank(9000).events
     assert {event.rank for event in events} == {9000}
     assert trace.of_rank(9001).num_events == len(events)
-    with pytest.raises(PlanError, match=r"events on 16384 ranks, and a trace holds 2000000: of_rank\(r\)"):
+    with pytest.raises(PlanError, match=r"events on 16384 ranks, and a trace holds 2000000: folded\(\)"):
         _ = trace.events
+    folded = trace.folded()
+    assert folded.ranks == list(range(0, 16_384, 1024))
+    assert folded.step_time_s == pytest.approx(trace.step_time_s, rel=1e-3)
+    assert folded.bubble_fraction == pytest.approx(trace.bubble_fraction, abs=1e-3)
 
 
 def test_collectives_cost_latency_then_bytes():

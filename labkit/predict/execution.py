@@ -146,13 +146,17 @@ def _totals(
     rounds = max(1, FULL_AFTER // num_ranks) * (2 if schedule in V_SHAPED else 1)
     short = rounds * num_ranks + num_microbatches % num_ranks
     if num_microbatches <= short + num_ranks:
-        lines = build(schedule, num_ranks, num_microbatches, num_virtual_stages)
+        lines = _lines(schedule, num_ranks, num_microbatches, num_virtual_stages)
         return Totals(_ends_s(lines, seconds, sends_s), busy_s)
-    lines = build(schedule, num_ranks, short + num_ranks, num_virtual_stages)
+    lines = _lines(schedule, num_ranks, short + num_ranks, num_virtual_stages)
     after = _ends_s(lines, seconds, sends_s)
     before = _ends_s([[each for each in line if each.microbatch < short] for line in lines], seconds, sends_s)
     more = (num_microbatches - short) // num_ranks
     return Totals(tuple(first + more * (second - first) for first, second in zip(before, after, strict=True)), busy_s)
+
+
+_lines = lru_cache(maxsize=16)(build)
+"""A schedule's order does not depend on durations, which change with every move of a slider."""
 
 
 def _ends_s(

@@ -169,14 +169,15 @@ def send_seconds(plan: Plan, hardware: Hardware, software: Software) -> list[flo
 def tails(plan: Plan, hardware: Hardware, software: Software, last_s: Sequence[float]) -> list[Tail]:
     """Return what each pipeline rank does after its last backward, which took `last_s`."""
     layout = plan.layout
-    known: dict[tuple[tuple[int, bool, bool], ...], int] = {}
+    known: dict[tuple[object, float], Tail] = {}
     found = []
     for pp_rank in range(layout.pp):
         rank = plan.rank_at(pp_rank=pp_rank)
         shapes = tuple((len(plan.layers(stage)), *_ends(plan, stage)) for stage in plan.stages(rank))
-        if shapes not in known:
-            known[shapes] = plan.num_parameters(rank)
-        found.append(_tail(plan, hardware, software, known[shapes], last_s[pp_rank]))
+        key = shapes, last_s[pp_rank]
+        if key not in known:
+            known[key] = _tail(plan, hardware, software, plan.num_parameters(rank), last_s[pp_rank])
+        found.append(known[key])
     return found
 
 

@@ -123,7 +123,7 @@ class Hardware:
         True
         """
         words = set(device_name.lower().replace("-", " ").split())
-        if {"pcie", "nvl", "mig"} & words:  # DEVICES holds whole SXM modules
+        if {"pcie", "nvl", "mig", "laptop"} & words:  # DEVICES holds whole SXM modules and desktop cards
             return None
         if "a100" in words:
             return cls.preset("a100-40" if "40gb" in words else "a100-80")

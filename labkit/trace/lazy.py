@@ -78,7 +78,7 @@ class LazyTrace(Trace):
             if self.num_events > MOST_EVENTS:
                 raise PlanError(
                     f"this step has {self.num_events} events on {self._size} ranks, and a trace holds {MOST_EVENTS}: "
-                    f"of_rank(r) has those of one rank, and ranks of one pipeline rank do the same at the same time."
+                    f"folded() has those of one rank for each pipeline rank, of_rank(r) those of one."
                 )
             made = Trace((event for rank in range(self._size) for event in self._events_of(rank)), "predicted")
             object.__setattr__(self, "_made", made.events)
@@ -122,6 +122,12 @@ class LazyTrace(Trace):
     def of_rank(self, rank: int) -> Trace:  # type: ignore[override]
         """Return the trace of one rank, without making the others' events."""
         return Trace(self._events_of(rank) if 0 <= rank < self._size else [], "predicted", self.plan)
+
+    def folded(self) -> Trace:
+        """Return the trace of one pipeline, its ranks standing for all that do the same at the same time."""
+        plan = self.plan
+        firsts = [] if plan is None else [plan.rank_at(pp_rank=pp_rank) for pp_rank in range(plan.layout.pp)]
+        return Trace((event for rank in firsts for event in self._events_of(rank)), "predicted", plan)
 
     def with_events(self, events: Any) -> Trace:  # type: ignore[override]
         """Return a trace of this plan with other events."""
