@@ -10,7 +10,7 @@ from labkit.predict import Software
 from labkit.spec import Hardware
 
 ROCE = replace(A100, network_bytes_per_s=6.25e9)  # four 100 Gb/s ports for eight devices
-NANOTRON = Software(stream_bytes=2, dp_hidden=0.5, kernel_s=10e-6)
+NANOTRON = Software(stream_bytes=2, kernel_s=10e-6, call_s=100e-6)
 INTERNEVO = Software(stream_bytes=2, gradient_bytes=2, dp_hidden=0.5, kernel_s=10e-6)
 MOSAIC = {
     "h100_80gb": H100,

@@ -3,6 +3,7 @@
 import itertools
 import math
 import pickle
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -115,7 +116,7 @@ def test_operations_of_a_layer_are_the_papers():
     assert plain.inputs.product_flops + plain.weights.product_flops == 2 * forward
     split = layer(gpt, 512, Software.preset("megatron-2021"), tp=4)
     assert split.forward.product_flops == forward / 4
-    assert (split.forward.num_sums, split.forward.sum_bytes) == (2, 2 * 2 * 512 * 1024)
+    assert split.forward.sums == ((2, 2 * 512 * 1024),)
     flash = layer(gpt, 512, MEGATRON)
     assert flash.forward.attention_flops == 2 * 512 * 512 * 1024  # half of the scores are masked
     assert flash.forward.num_bytes < plain.forward.num_bytes
@@ -222,3 +223,20 @@ def test_what_cannot_be_predicted_is_refused():
         Software(tp_hidden=1.5)
     with pytest.raises(PlanError, match="stream_bytes=16 is above 8"):
         Software(stream_bytes=16)
+
+
+@pytest.mark.parametrize("text", ["tp2", "tp2 bf16 m2", "tp4 pp2 m4 bf16", "dp2 tp2 pp2 m4 gpipe"])
+def test_sums_over_tp_are_those_that_traffic_counts(text):
+    plan = planning.build(SMALL, Layout.parse(text))
+    trace = predict.step(plan, H100)
+    for rank in trace.ranks:
+        counted = Counter()
+        for one in predict.traffic(plan, rank):
+            if one.axis == "tp":
+                counted[one.num_bytes] += one.num_calls
+        events = [event for event in trace.of_rank(rank).events if event.group == "tp"]
+        assert Counter(event.num_bytes for event in events) == counted
+        assert {event.kind for event in events} == {"all_reduce"}
+        for event in events:
+            within = [one for one in trace.of_rank(rank).events if one.kind in ("F", "B")]
+            assert any(one.start_s <= event.start_s + 1e-12 and event.end_s <= one.end_s + 1e-12 for one in within)

@@ -43,16 +43,15 @@ class Work:
         attention_flops: those of flash attention, which reach another rate.
         num_bytes: moved between the device and its memory.
         num_kernels: started on the device.
-        num_sums: all-reduces over tp, or the pairs of all-gather and reduce-scatter that replace them.
-        sum_bytes: of each of their tensors, together.
+        sums: all-reduces over tp, or the pairs of all-gather and reduce-scatter that replace them: how many of how many
+            bytes each.
     """
 
     product_flops: float = 0.0
     attention_flops: float = 0.0
     num_bytes: float = 0.0
     num_kernels: float = 0.0
-    num_sums: float = 0.0
-    sum_bytes: float = 0.0
+    sums: tuple[tuple[float, float], ...] = ()
 
     def plus(self, other: Self, times: float = 1.0) -> Self:
         """Return this and `times` the other.
@@ -60,14 +59,19 @@ class Work:
         >>> Work(num_bytes=1.0).plus(Work(num_bytes=2.0), 3).num_bytes
         7.0
         """
+        sums = dict.fromkeys(num_bytes for _, num_bytes in self.sums + other.sums)
+        counts = {num_bytes: _count(self.sums, num_bytes) + times * _count(other.sums, num_bytes) for num_bytes in sums}
         return type(self)(
             product_flops=self.product_flops + times * other.product_flops,
             attention_flops=self.attention_flops + times * other.attention_flops,
             num_bytes=self.num_bytes + times * other.num_bytes,
             num_kernels=self.num_kernels + times * other.num_kernels,
-            num_sums=self.num_sums + times * other.num_sums,
-            sum_bytes=self.sum_bytes + times * other.sum_bytes,
+            sums=tuple((count, num_bytes) for num_bytes, count in counts.items() if count),
         )
+
+
+def _count(sums: tuple[tuple[float, float], ...], num_bytes: float) -> float:
+    return next((count for count, each in sums if each == num_bytes), 0.0)
 
 
 class Passes(NamedTuple):
@@ -141,27 +145,31 @@ def layer(model: Model, tokens: float, software: Software, *, tp: int = 1, sp: b
     stream = software.stream_bytes if width == 2 else width
     moved = tokens * (STREAM_BYTES * stream / 2 * h / (tp if sp else 1) + width * (3 * h + 2 * ff) / tp)
     rest = Work(num_bytes=moved, num_kernels=6)
-    sums = Work(num_sums=2, sum_bytes=2 * stream * tokens * h) if tp > 1 else Work()
+    sums, sums_back = (Work(sums=((2, each * tokens * h),)) if tp > 1 else Work() for each in (width, stream))
     core, core_backward, core_again = attention(model, tokens, tp, software)
     forward = matrices.plus(rest).plus(core).plus(sums)
-    return Passes(forward, matrices.plus(rest).plus(core_backward).plus(sums), matrices, core_again)
+    return Passes(forward, matrices.plus(rest).plus(core_backward).plus(sums_back), matrices, core_again)
 
 
 def embedding(model: Model, tokens: float, software: Software, *, tp: int = 1, width: int = 2) -> Passes:
     """Return what looking up tokens costs: a row read and written for each, and an all-reduce over tp."""
     stream = software.stream_bytes if width == 2 else width
     row = Work(num_bytes=2 * stream * tokens * model.d_model, num_kernels=2)
-    sums = Work(num_sums=1, sum_bytes=stream * tokens * model.d_model) if tp > 1 else Work()
+    sums = Work(sums=((1, stream * tokens * model.d_model),)) if tp > 1 else Work()
     return Passes(row.plus(sums), Work(), row, Work())
 
 
 def head(model: Model, tokens: float, software: Software, *, tp: int = 1, width: int = 2) -> Passes:
-    """Return what logits and loss cost: 2 n h V / tp operations, each logit written and read, in fp32 too."""
+    """Return what logits and loss cost: 2 n h V / tp operations, each logit written and read, in fp32 too.
+
+    Over tp, three numbers a token are summed for the loss, and the gradient of what came in.
+    """
     stream = software.stream_bytes if width == 2 else width
     matrix = product(tokens, model.vocab_size / tp, model.d_model, width)
     logits = Work(num_bytes=10 * tokens * model.vocab_size / tp, num_kernels=6)
-    sums = Work(num_sums=1, sum_bytes=stream * tokens * model.d_model) if tp > 1 else Work()
-    return Passes(matrix.plus(logits), matrix.plus(logits).plus(sums), matrix, Work())
+    loss = Work(sums=((3, 4 * tokens),)) if tp > 1 else Work()
+    sums = Work(sums=((1, stream * tokens * model.d_model),)) if tp > 1 else Work()
+    return Passes(matrix.plus(logits).plus(loss), matrix.plus(logits).plus(sums), matrix, Work())
 
 
 def seconds(work: Work, hardware: Hardware, software: Software, precision: str, tp: Reach) -> float:
@@ -182,7 +190,8 @@ def seconds(work: Work, hardware: Hardware, software: Software, precision: str, 
     time_s = work.product_flops / rate + work.attention_flops / attention_rate
     time_s += work.num_bytes / (hardware.memory_bytes_per_s * hardware.memory_efficiency)
     time_s += work.num_kernels * software.kernel_s
-    if work.num_sums:
-        each_s = collective_time("all_reduce", work.sum_bytes / work.num_sums, tp, hardware)
-        time_s += work.num_sums * ((1 - software.tp_hidden) * each_s + software.call_s)
-    return max(time_s, software.launch_s * (work.num_kernels + LAUNCHES_OF_A_SUM * work.num_sums))
+    for count, num_bytes in work.sums:
+        each_s = collective_time("all_reduce", num_bytes, tp, hardware)
+        time_s += count * ((1 - software.tp_hidden) * each_s + software.call_s)
+    num_sums = sum(count for count, _ in work.sums)
+    return max(time_s, software.launch_s * (work.num_kernels + LAUNCHES_OF_A_SUM * num_sums))

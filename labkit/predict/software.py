@@ -19,7 +19,8 @@ class Software:
         flash_attention: whether scores stay on the chip (Dao et al. 2022, arXiv 2205.14135); else every score is
             written and read again.
         skips_masked: whether scores of later tokens are never computed: half of all.
-        stream_bytes: of an element of the residual stream, and so of sums over tp and sends, in bf16 and fp8.
+        stream_bytes: of an element of the residual stream in bf16 and fp8, and so of what goes to other stages and of
+            gradients that are summed over tp; forward, sums have two bytes an element.
         gradient_bytes: of an element of a gradient that is summed over dp.
         splits_sends: whether tensor-parallel ranks send a part each of what goes to the next stage.
         kernel_s: seconds that each kernel takes beyond its work.

@@ -10,7 +10,7 @@ from labkit.predict.costs import Passes, Work, embedding, head, layer, seconds
 from labkit.predict.software import Software
 from labkit.spec import LINKS, Hardware
 
-__all__ = ["StageSeconds", "Tail", "passes_s", "send_seconds", "stage_seconds", "tails"]
+__all__ = ["StageSeconds", "Tail", "passes_s", "send_seconds", "stage_seconds", "stage_sums", "tails"]
 
 UPDATE_BYTES = 28
 """Traffic of AdamW for one fp32 element: gradient, weight and two moments read (16), three of them written (12)."""
@@ -82,6 +82,11 @@ def passes_s(
     Recomputed parts run again before the backward of the inputs: under "full" the whole forward, under "selective" the
     attention between projections (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
     """
+    forward, inputs, weights = _work(parts, recompute)
+    return to_s(forward), to_s(inputs), to_s(weights)
+
+
+def _work(parts: Sequence[tuple[Passes, int]], recompute: str) -> tuple[Work, Work, Work]:
     forward, inputs, weights = Work(), Work(), Work()
     for part, times in parts:
         forward = forward.plus(part.forward, times)
@@ -90,18 +95,14 @@ def passes_s(
         if recompute != "none" and times:
             again = part.forward if recompute == "full" else part.again
             inputs = inputs.plus(again, times)
-    return to_s(forward), to_s(inputs), to_s(weights)
+    return forward, inputs, weights
 
 
 def stage_seconds(plan: Plan, hardware: Hardware, software: Software) -> StageSeconds:
     """Return what a micro-batch takes at each stage, forward and backward."""
-    model, layout = plan.model, plan.layout
-    tokens = layout.microbatch_size * model.seq_len
-    width = 4 if layout.precision == "fp32" else 2
+    layout = plan.layout
     tp = reach(layout.tp, 1, hardware.ranks_per_host)
-    inner = layer(model, tokens, software, tp=layout.tp, sp=layout.sequence_parallel, width=width)
-    first = embedding(model, tokens, software, tp=layout.tp, width=width)
-    last = head(model, tokens, software, tp=layout.tp, width=width)
+    inner, first, last = _parts(plan, software)
 
     def to_s(work: Work) -> float:
         return seconds(work, hardware, software, layout.precision, tp)
@@ -117,6 +118,32 @@ def stage_seconds(plan: Plan, hardware: Hardware, software: Software) -> StageSe
             known[shape] = _with_gathering(plan, hardware, software, shape, (both[0], both[1], both[2]))
         rows.append(known[shape])
     return StageSeconds([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+
+
+def _parts(plan: Plan, software: Software) -> tuple[Passes, Passes, Passes]:
+    """What a layer, the embedding and the head cost a rank."""
+    model, layout = plan.model, plan.layout
+    tokens = layout.microbatch_size * model.seq_len
+    width = 4 if layout.precision == "fp32" else 2
+    return (
+        layer(model, tokens, software, tp=layout.tp, sp=layout.sequence_parallel, width=width),
+        embedding(model, tokens, software, tp=layout.tp, width=width),
+        head(model, tokens, software, tp=layout.tp, width=width),
+    )
+
+
+def stage_sums(plan: Plan, software: Software) -> dict[str, list[list[float]]]:
+    """Return the bytes of every sum over tp in a forward ("F") and a backward ("B", "I") of each stage."""
+    inner, first, last = _parts(plan, software)
+    found: dict[str, list[list[float]]] = {"F": [], "I": []}
+    for stage in range(plan.num_stages):
+        is_first, is_last = _ends(plan, stage)
+        within = _work([(inner, len(plan.layers(stage)))], plan.layout.recompute)
+        around = _work([(first, int(is_first)), (last, int(is_last))], "none")
+        for kind, one, two in zip("FI", within, around, strict=False):
+            sums = one.sums + two.sums
+            found[kind].append([num_bytes for count, num_bytes in sums for _ in range(round(count))])
+    return found | {"B": found["I"]}
 
 
 def _with_gathering(

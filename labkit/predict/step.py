@@ -5,9 +5,10 @@ from functools import cached_property, lru_cache
 
 from labkit.errors import PlanError
 from labkit.plan import Plan
+from labkit.predict.collectives import collective_time, reach
 from labkit.predict.execution import Totals, execute, totals
 from labkit.predict.software import Software
-from labkit.predict.stages import Tail, send_seconds, stage_seconds, tails
+from labkit.predict.stages import Tail, send_seconds, stage_seconds, stage_sums, tails
 from labkit.predict.timeline import action_events
 from labkit.schedule import Action
 from labkit.spec import Hardware
@@ -36,7 +37,8 @@ def step(plan: Plan, hardware: Hardware, *, software: Software | None = None) ->
         software: how; None = this lab's own trainer.
 
     Returns:
-        A trace with origin "predicted", step 0: computations, sends and receives, and of each rank the collective over
+        A trace with origin "predicted", step 0: computations, in them their sums over tp (under sp each is an
+        all-gather and a reduce-scatter), sends and receives, and of each rank the collective over
         dp, the optimizer and the step. `step_time_s` and `bubble_fraction` make no events.
 
     Raises:
@@ -69,7 +71,7 @@ def _clock(plan: Plan, hardware: Hardware, software: Software) -> "_Clock":
     last_s = [sum(whole_s[stage] for stage in plan.stages(rank)) for rank in firsts]
     ends = tails(plan, hardware, software, last_s)
     step_s = max(end_s + tail.exposed_s for end_s, tail in zip(found.ends_s, ends, strict=True))
-    return _Clock(plan, durations, sends_s, ends, StepTotals(step_s, found.bubble_fraction))
+    return _Clock(plan, hardware, software, durations, sends_s, ends, StepTotals(step_s, found.bubble_fraction))
 
 
 def _totals(plan: Plan, durations: dict[str, list[float]], sends_s: list[float]) -> Totals:
@@ -88,10 +90,17 @@ class _Clock:
     """What a plan's actions take, and the events that follow from it."""
 
     plan: Plan
+    hardware: Hardware
+    software: Software
     durations: dict[str, list[float]]
     sends_s: list[float]
     tails: list[Tail]
     totals: StepTotals
+
+    @cached_property
+    def sums(self) -> dict[str, list[list[float]]]:
+        """Bytes of every sum over tp, of each kind of action at each stage."""
+        return stage_sums(self.plan, self.software)
 
     @cached_property
     def starts(self) -> dict[Action, float]:
@@ -117,7 +126,27 @@ class _Clock:
         found = []
         for action in plan.actions[pp_rank]:
             found += action_events(action, rank, peers, self.starts, self.durations, self.sends_s)
+            found += self._sums(action, rank)
         return found + self._end(rank, self.tails[pp_rank], self.ends_s[pp_rank])
+
+    def _sums(self, action: Action, rank: int) -> list[Event]:
+        """What an action sums over tp, spread evenly over it."""
+        sizes = self.sums.get(action.kind, [[]] * self.plan.num_stages)[action.stage]
+        group = reach(self.plan.layout.tp, 1, self.hardware.ranks_per_host)
+        kinds = ("all_gather", "reduce_scatter") if self.plan.layout.sequence_parallel else ("all_reduce",)
+        slot_s = self.durations[action.kind][action.stage] / max(1, len(sizes) * len(kinds))
+        found: list[Event] = []
+        for num_bytes in sizes:
+            for kind in kinds:
+                took_s = min(slot_s, collective_time(kind, num_bytes, group, self.hardware))
+                start_s = self.starts[action] + (len(found) + 1) * slot_s - took_s
+                found.append(
+                    Event(
+                        rank, kind, start_s, took_s, step=0, stage=action.stage, microbatch=action.microbatch,
+                        group="tp", num_bytes=round(num_bytes),
+                    )
+                )  # fmt: skip
+        return found
 
     def _end(self, rank: int, tail: Tail, end_s: float) -> list[Event]:
         """Gradients, optimizer and weights of a rank, and the step, which every rank ends with the last."""
@@ -132,9 +161,11 @@ class _Clock:
     def num_events(self, pp_rank: int) -> int:
         """How many events a rank has."""
         sends_s, count = self.sends_s, 1 + len(self.tails[pp_rank].calls())
+        each = 2 if self.plan.layout.sequence_parallel else 1
         for action in self.plan.actions[pp_rank]:
             count += 1
             if action.kind != "W":
                 stage = action.stage
+                count += each * len(self.sums[action.kind][stage])
                 count += bool(stage and sends_s[stage - 1]) + bool(stage < len(sends_s) and sends_s[stage])
         return count

@@ -150,10 +150,10 @@ class Hardware:
 
 def _rate(name: str, value: object) -> float:
     """A rate above 0, with an H100's as the fix."""
-    if isinstance(value, int | float) and value == 0:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
         usual = Hardware.preset("h100")
         raise PlanError(
-            f"{name}={shown(value)}: at 0 a second nothing ever ends, and a rate is more than 0. An H100 has "
+            f"{name}={shown(value)}: at 0 a second or less nothing ever ends, a rate is more than 0. An H100 has "
             f"{name}={getattr(usual, name):g}."
         )
     return number(name, value, positive=True)
