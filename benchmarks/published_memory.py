@@ -209,7 +209,7 @@ def _named(row: Fields) -> Model | None:
     """The dense model that a row names, at its sequence length."""
     name = row["model"].lower()
     known = SHAPES.get(name)
-    if known is None and name.startswith("llama") and (found := shape(name)) is not None and not found.experts:
+    if known is None and name.startswith("llama") and (found := shape(name)) is not None and not found.visited:
         known = found.model
     return replace(known, seq_len=_whole(row, "seq")) if known else None
 

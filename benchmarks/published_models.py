@@ -24,14 +24,20 @@ def llama(num_layers: int, d_model: int, num_heads: int, d_ff: int, vocab_size: 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, and what routing adds: experts that each token visits, of how many; 0 for a dense one.
+    """A model, and what is not dense in it.
 
-    A mixture of experts is a dense model whose feed-forward layer is as wide as the experts that a token visits.
+    A mixture of experts is a dense model whose feed-forward layer is as wide as the experts that a token visits. A
+    hybrid is one whose layers have the operations of a mixer and a feed-forward layer.
+
+    Attributes:
+        model: shapes.
+        visited: experts that each token visits; 0 where there are none.
+        hybrid: whether runs count its layers otherwise: mixers and feed-forward layers one by one.
     """
 
     model: Model
     visited: int = 0
-    experts: int = 0
+    hybrid: bool = False
 
 
 SHAPES = {
@@ -46,11 +52,13 @@ SHAPES = {
     "nemotron4 15b": Shape(replace(llama(32, 6144, 48, 24_576, 256_000), activation="gelu")),
     "nemotron-22b": Shape(replace(llama(40, 6144, 48, 24_576, 256_000), activation="gelu")),
     "340b": Shape(replace(llama(96, 18_432, 96, 73_728, 256_000), activation="gelu")),
-    "grok": Shape(llama(64, 6144, 48, 2 * 32_768, 131_072), visited=2, experts=8),
-    "maverick": Shape(llama(48, 5120, 40, 16_384, 202_048), visited=1, experts=128),
+    "grok": Shape(llama(64, 6144, 48, 2 * 32_768, 131_072), visited=2),
+    "maverick": Shape(llama(48, 5120, 40, 16_384, 202_048), visited=1),
+    "nemotron-h 56b": Shape(replace(llama(54, 8192, 64, 49_792, 131_072), activation="gelu"), hybrid=True),
 }
 """Sources: the models' papers and released configurations; the Nemotrons' from NVIDIA's recipes in NeMo. Maverick's
-layers are dense and sparse in turn, both 16,384 wide. The longest name within a run's name counts."""
+layers are dense and sparse in turn, both 16,384 wide. Nemotron-H has 54 mixers of 430 million parameters and 54
+feed-forward layers 32,768 wide, here as one layer each. The longest name within a run's name counts."""
 
 
 def shape(name: str) -> Shape | None:

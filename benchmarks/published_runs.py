@@ -32,6 +32,9 @@ BLOOM_VOCABULARY = 250_880
 BLOOM_HEADS = 64
 """Of the rows that print none: most of the others have as many."""
 
+PACKED = 512
+"""Tokens of a sample in fine-tuning, of which many are packed into a sequence and attend to themselves alone."""
+
 Row = dict[str, str]
 
 
@@ -118,10 +121,11 @@ def cloud(row: Row) -> Case | None:
     is_jax, adapters = "MaxText" in row["framework"], row["task"] == "LoRA"
     dp = number(row["gpus"]) // (tp * pp * cp)
     depth = number(row["vpp"]) if pp > 1 else 1
-    model = replace(
-        found.model, seq_len=number(row["seq"]), num_layers=number(row["layers"], found.model.num_layers)
-    )  # fmt: skip
-    extra, extra_s = routed(found, model, mbs * number(row["seq"]) / cp, tp, number(row["ep"]), hardware)
+    printed = found.model.num_layers if found.hybrid else number(row["layers"], found.model.num_layers)
+    seq = number(row["seq"])
+    samples = 1 if row["task"] == "pretrain" else seq // PACKED
+    model = replace(found.model, seq_len=seq // samples, num_layers=printed)
+    extra, extra_s = routed(found, model, mbs * seq / cp, tp, number(row["ep"]), hardware)
     return Case(
         stack=(row["gpu"], row["framework"], row["release"][:7]),
         step_s=float(row["step_s"]),
@@ -129,7 +133,7 @@ def cloud(row: Row) -> Case | None:
         software=FSDP if is_jax else NEW,
         model=model,
         num_microbatches=max(1, round(number(row["gbs"]) / (dp * mbs))),
-        microbatch_size=mbs,
+        microbatch_size=mbs * samples,
         dp=dp,
         tp=tp,
         pp=pp,

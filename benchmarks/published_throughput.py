@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchmarks.published_case import Case
 from benchmarks.published_models import SHAPES, gpt, llama, shape
 from benchmarks.published_pipelines import MODELS, bubble_rate
-from benchmarks.published_runs import A100, DEVICES, FSDP, H100, NEW, NVFP4, OLD, SELENE, Row, number, routed
+from benchmarks.published_runs import A100, DEVICES, FSDP, H100, NEW, NVFP4, OLD, PACKED, SELENE, Row, number, routed
 from labkit.predict import Software
 from labkit.spec import Hardware
 
@@ -179,7 +179,8 @@ def nemo(row: Row) -> Case | None:
     dp = gpus // (tp * pp * cp)
     if row["precision"] == "NVFP4":
         hardware = replace(hardware, **FOUR_BITS.get(row["system"], {}))
-    model = replace(found.model, seq_len=seq)
+    samples = 1 if row["task"] == "Pre-Training" else seq // PACKED
+    model = replace(found.model, seq_len=seq // samples)
     extra, extra_s = routed(found, model, mbs * seq / cp, tp, number(row["ep"]), hardware)
     return Case(
         stack=(row["system"], "four bits" if row["precision"] == "NVFP4" else "NeMo", row["release"]),
@@ -188,7 +189,7 @@ def nemo(row: Row) -> Case | None:
         software=NEW,
         model=model,
         num_microbatches=max(1, number(row["gbs"]) // (dp * mbs)),
-        microbatch_size=mbs,
+        microbatch_size=mbs * samples,
         dp=dp,
         tp=tp,
         pp=pp,
