@@ -1,16 +1,21 @@
 """Predicted memory: its sums, how it moves with the layout, what a micro-batch keeps. Starts no rank."""
 
+import json
+import pathlib
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.pipelining._backward import stage_backward_input
 
 from labkit import plan as planning
 from labkit import predict
 from labkit.errors import PlanError
-from labkit.predict.activations import layer_bytes, stage_bytes
+from labkit.predict.activations import layer_bytes, split_backward_bytes, stage_bytes
 from labkit.predict.in_flight import steps
 from labkit.predict.sizes import stage_holding
 from labkit.rank.model import mean_loss
@@ -220,3 +225,46 @@ def test_the_nearest_layout_that_fits_changes_as_little_as_it_must():
     assert least.layout.global_batch_size == 16
     with pytest.raises(PlanError, match=r"GiB on a rank and a device has 1\.0 GiB: nothing that"):
         predict.fitting(plan, 2**30)
+
+
+def held_after(function):
+    """Bytes that are allocated while a function runs and still there when it is over."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+        kept = function()
+    events = found.profiler.kineto_results.events()
+    assert kept is not None
+    return sum(one.nbytes() for one in events if one.name() == "[memory]")
+
+
+@pytest.mark.parametrize("text", ["b2 pp3 m3", "b2 pp3 m3 bf16", "b2 pp3 m3 fp8", "b2 pp3 m3 recompute:full"])
+def test_half_a_backward_leaves_to_the_byte_what_it_says(text):
+    model = replace(KINDS[0], num_layers=6)
+    plan = built(text, model)
+    targets = torch.zeros(2, model.seq_len, dtype=torch.int64)
+    for stage in (1, 2):
+        net = build_stage(plan, stage, 0, CPU)
+        x = torch.randn(2, model.seq_len, model.d_model, requires_grad=True)
+        coming = torch.randn_like(x)
+
+        def half(net=net, x=x, coming=coming, is_last=stage == 2):
+            out = net(x)
+            loss = mean_loss(out, targets) if is_last else out
+            found = stage_backward_input([loss], None if is_last else [coming], [x], iter(net.parameters()))
+            return found, loss  # as torch's stage keeps them until the second half
+
+        half()
+        x.grad = None
+        expected = sum(stage_bytes(plan, stage).values()) + split_backward_bytes(plan, stage) + x.numel() * 4
+        assert held_after(half) == pytest.approx(expected, abs=8)  # the loss, and the ones its backward begins with
+
+
+@pytest.mark.slow
+def test_peaks_are_what_is_allocated():
+    """In one process, whose groups send nothing: the allocator's own count."""
+    layouts = ["dp4 m2", "dp2 tp2 b4", "dp4 zero3 torch m2 bf16"]
+    script = pathlib.Path(__file__).with_name("allocated.py")
+    done = subprocess.run([sys.executable, script, *layouts], capture_output=True, text=True, timeout=240)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [one["layout"] for one in found] == layouts, done.stderr[-2000:]
+    for one in found:
+        assert abs(one["predicted"] - one["allocated"]) < 0.04 * one["peak"], one

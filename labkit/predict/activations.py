@@ -21,6 +21,7 @@ __all__ = [
     "head_bytes",
     "layer_bytes",
     "logit_bytes",
+    "loss_bytes",
     "norm_bytes",
     "recomputed_bytes",
     "split_backward_bytes",
@@ -214,6 +215,17 @@ def split_backward_bytes(plan: Plan, stage: int) -> int:
     return kept - (stream if layout.precision == "fp32" else 0)  # the last matrix's is the gradient that came in
 
 
+def loss_bytes(model: Model, layout: Layout) -> int:
+    """The gradients of the loss that are on their way before any layer's: of logarithms and of logits, 8 N V / t.
+
+    torch's `loss_parallel` has one more of that size, where the vocabulary is split.
+
+    >>> loss_bytes(Model.preset("tiny"), Layout.parse("dp1")), loss_bytes(Model.preset("tiny"), Layout.parse("tp2"))
+    (262144, 196608)
+    """
+    return (3 if layout.tp > 1 else 2) * logit_bytes(model, layout)
+
+
 def recomputed_bytes(model: Model, layout: Layout) -> int:
     """What the backward of one layer computes again, and holds while it lasts.
 
@@ -232,16 +244,14 @@ def recomputed_bytes(model: Model, layout: Layout) -> int:
 def temporary_bytes(model: Model, layout: Layout) -> int:
     """The gradients that are on their way in a layer's backward: of the stream, and two of the feed-forward's width.
 
-    `4 N D + 2 w N F / t`; on a CPU FP8 products work on fp32 copies, four of that width. Tensor parallelism adds up the
-    stream's gradient over tp, beside it: 4 N D more.
+    `4 N D + 2 w N F / t`; on a CPU FP8 products work on fp32 copies, four of that width.
 
     >>> temporary_bytes(Model.preset("tiny"), Layout.parse("dp1"))
     425984
     """
     tokens = _tokens(model, layout)
     width = 4 * FP32 if layout.precision == "fp8" else 2 * _width(layout)
-    summed = FP32 * tokens * model.d_model if layout.tp > 1 else 0
-    return stream_bytes(model, layout) + summed + width * tokens * model.d_ff // layout.tp
+    return stream_bytes(model, layout) + width * tokens * model.d_ff // layout.tp
 
 
 def _tokens(model: Model, layout: Layout) -> int:

@@ -5,8 +5,9 @@ from labkit.predict.activations import stream_bytes
 from labkit.predict.sizes import end_elements, layer_elements, passes_on, stage_elements
 
 __all__ = [
+    "bucket_bytes",
     "gathered_bytes",
-    "keeps_buckets",
+    "in_buckets",
     "position_bytes",
     "received_bytes",
     "reduced_bytes",
@@ -137,11 +138,27 @@ def summed_bytes(plan: Plan, stage: int) -> int:
     return FP32 * stage_elements(plan, stage) if adds_up_at_the_end(plan) else 0
 
 
-def keeps_buckets(plan: Plan) -> bool:
-    """Whether gradients lie in buckets that stay from step to step: DistributedDataParallel's."""
+def in_buckets(plan: Plan) -> bool:
+    """Whether gradients lie in DistributedDataParallel's buckets, which stay from step to step."""
     layout = plan.layout
     sums = plan.engine == "torch" and layout.dp > 1 and layout.zero_stage < 2
     return sums and layout.tp == 1 and not adds_up_at_the_end(plan)
+
+
+def bucket_bytes(plan: Plan, stage: int) -> int:
+    """Buckets beside the gradients: DistributedDataParallel adds several micro-batches up outside of them.
+
+    Before the last micro-batch it is told to sum nothing (`no_sync`), and gradients that were forgotten after the last
+    step come anew; they move to the buckets in the last backward.
+
+    >>> from labkit import plan
+    >>> from labkit.spec import Layout, Model
+    >>> model = Model.preset("tiny")
+    >>> [bucket_bytes(plan.build(model, Layout.parse(text)), 0) // model.num_parameters for text in ("dp4", "dp4 m2")]
+    [0, 4]
+    """
+    has_more = in_buckets(plan) and plan.layout.num_microbatches > 1
+    return FP32 * stage_elements(plan, stage) if has_more else 0
 
 
 def is_replicated(plan: Plan) -> bool:

@@ -9,7 +9,7 @@ from typing import overload
 from labkit.errors import PlanError
 from labkit.plan import Plan
 from labkit.plan.moves import BYTES_EACH, STATES
-from labkit.predict.buffers import keeps_buckets, position_bytes, sample_bytes, update_bytes
+from labkit.predict.buffers import bucket_bytes, in_buckets, position_bytes, sample_bytes, update_bytes
 from labkit.predict.in_flight import steps
 from labkit.predict.moments import highest
 from labkit.predict.sizes import homes, passes_on
@@ -167,11 +167,11 @@ def _of(plan: Plan, optimizer: str, pp_rank: int, dp_rank: int) -> Memory:
         "received": sum(one.received for one in costs.values()),
         "samples": sample_bytes(plan),
         "positions": position_bytes(plan, len(costs)),
+        "buckets": sum(bucket_bytes(plan, stage) for stage in costs),
     }
     update = update_bytes(plan, num_updated) + sum(one.summed for one in costs.values())
-    held = highest(
-        steps(plan, pp_rank), costs, always=sum(always.values()), update=update, in_buckets=keeps_buckets(plan)
-    )
+    lasts = in_buckets(plan) and not always["buckets"]
+    held = highest(steps(plan, pp_rank), costs, always=sum(always.values()), update=update, lasts=lasts)
     at_peak = {"parameters": parameters, "optimizer": states, **held.at_peak._asdict()}
     return Memory(
         rank=plan.rank_at(pp_rank=pp_rank, dp_rank=dp_rank),

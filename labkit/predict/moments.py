@@ -59,7 +59,7 @@ class _Found:
     halves: dict[int, int] = field(default_factory=dict)
 
 
-def highest(line: Iterable[Step], costs: Mapping[int, Costs], *, always: int, update: int, in_buckets: bool) -> Held:
+def highest(line: Iterable[Step], costs: Mapping[int, Costs], *, always: int, update: int, lasts: bool) -> Held:
     """Go through a rank's actions and find what it holds at most.
 
     Args:
@@ -67,9 +67,9 @@ def highest(line: Iterable[Step], costs: Mapping[int, Costs], *, always: int, up
         costs: of each of its stages.
         always: bytes of buffers that are always there.
         update: bytes of buffers at the update.
-        in_buckets: whether gradients keep their memory from step to step.
+        lasts: whether gradients keep their memory from step to step.
     """
-    found = _walk(line, costs, in_buckets=in_buckets)
+    found = _walk(line, costs, lasts=lasts)
     at_update = Bytes(sum(one.gradients for one in costs.values()), 0, always + update, 0)
     most, at_peak, peak_at = at_update._replace(activations=found.most), at_update, "update"
     for (stage, kind, is_there), (microbatch, held, done) in found.best.items():
@@ -79,19 +79,19 @@ def highest(line: Iterable[Step], costs: Mapping[int, Costs], *, always: int, up
             if sum(now) > sum(at_peak):
                 at_peak, peak_at = now, f"{stage}{kind}{microbatch}"
     buffers = {
-        "gathered weights": max(max(one.gathered) for one in costs.values()),
-        "packed gradients": max(max(one.packed) for one in costs.values()),
+        "gathered weights": max(one.most_gathered for one in costs.values()),
+        "packed gradients": max(one.reduced for one in costs.values()),
         "update": update,
     }
     return Held(most, at_peak, peak_at, _by_kind(found, costs), buffers)
 
 
-def _walk(line: Iterable[Step], costs: Mapping[int, Costs], *, in_buckets: bool) -> _Found:
+def _walk(line: Iterable[Step], costs: Mapping[int, Costs], *, lasts: bool) -> _Found:
     """Keep, of all moments that differ in nothing but amounts, the fullest."""
     found = _Found()
     whole, halves = dict.fromkeys(costs, 0), dict.fromkeys(costs, 0)
-    held, done = 0, sum(one.gradients for one in costs.values()) if in_buckets else 0
-    there = set(costs) if in_buckets else set[int]()
+    held, done = 0, sum(one.gradients for one in costs.values()) if lasts else 0
+    there = set(costs) if lasts else set[int]()
     for stage, kind, microbatch in line:
         one = costs[stage]
         if kind == "F":
@@ -136,19 +136,18 @@ def _within(kind: str, one: Costs, is_there: bool, held: int, done: int) -> Iter
     if kind == "I" and one.is_first:  # it does nothing: W does all
         yield Bytes(done, held, 0, 0)
         return
-    yield Bytes(done, held, one.gathered[0] + one.packed[0], one.logits)
+    pending = one.pending if is_there else 0
+    yield Bytes(done, held, one.replicated + one.bucket + pending, one.logits)
     if kind == "I":
-        yield Bytes(done, held, one.gathered[1], one.layers)
+        yield Bytes(done, held, one.in_layers[0].gathered, one.layers)
         return
-    for index in (0, 1):
-        temporary = one.layers + (0 if is_there and one.adds_up else one.fresh[index])
-        yield Bytes(
-            done + (0 if is_there else one.grown[index]),
-            held - one.freed[index],
-            one.gathered[1 + index] + one.packed[1 + index],
-            temporary,
-        )
-    yield Bytes(done + own, held - one.kept, one.gathered[2] + one.packed[3], one.end if is_there else 0)
+    if one.unpacked and not is_there:
+        yield Bytes(done, held, one.unpacked, 0)
+    for index, layer in enumerate(one.in_layers):
+        temporary = one.layers + (0 if is_there and one.adds_up else layer.fresh)
+        buffers = layer.gathered + layer.packed + (0 if index else pending)
+        yield Bytes(done + (0 if is_there else layer.grown), held - layer.freed, buffers, temporary)
+    yield Bytes(done + own, held - one.kept, one.gathered + one.reduced, one.end if is_there else 0)
 
 
 def _by_kind(found: _Found, costs: Mapping[int, Costs]) -> dict[str, int]:

@@ -7,18 +7,36 @@ from labkit.plan import Plan
 from labkit.predict.activations import (
     head_bytes,
     layer_bytes,
-    logit_bytes,
+    loss_bytes,
     recomputed_bytes,
     split_backward_bytes,
     stage_bytes,
     temporary_bytes,
 )
 from labkit.predict.buffers import gathered_bytes, received_bytes, reduced_bytes, summed_bytes
-from labkit.predict.sizes import head_elements, layer_elements, stage_holding
+from labkit.predict.sizes import end_elements, head_elements, layer_elements, stage_holding
 
 __all__ = ["Costs", "costs_of"]
 
 FP32 = 4
+
+
+class InLayer(NamedTuple):
+    """Bytes when the backward of one of a stage's layers is under way.
+
+    Attributes:
+        freed: what the micro-batch has let go before.
+        grown: by how much gradients have grown, where they are new.
+        fresh: temporary: the gradient of the layer's largest matrix, where it does not add to one that is there.
+        gathered: weights that are whole.
+        packed: gradients on their way to their sum.
+    """
+
+    freed: int
+    grown: int
+    fresh: int
+    gathered: int
+    packed: int
 
 
 class Costs(NamedTuple):
@@ -38,11 +56,13 @@ class Costs(NamedTuple):
         layers: temporary in a layer's backward.
         weights: temporary in the weights' half of a backward.
         end: temporary at a backward's end, where gradients are there already.
-        fresh: the gradient of a layer's largest matrix, where it does not add to one that is there.
-        freed: what a micro-batch has let go when its first and its last layer's backward begin.
-        grown: by how much its gradients have grown then, where they are new.
-        gathered: weights that are whole at the loss, in the first and in the last layer's backward.
-        packed: gradients on their way to their sum: then, and at the end.
+        in_layers: the layers at which a backward can hold most: its first, its second, its last.
+        bucket: gradients on their way from a backward's beginning on.
+        reduced: the same at its end.
+        gathered: weights that are whole at its end.
+        replicated: weights of which there is a second copy.
+        unpacked: what a forward's last all-gather came in, which is there until its end where weights stay whole.
+        pending: what a reduce-scatter sent last, which torch lets go in the next backward.
         summed: gradients that wait, packed, for the step's end.
     """
 
@@ -59,12 +79,19 @@ class Costs(NamedTuple):
     layers: int
     weights: int
     end: int
-    fresh: tuple[int, int]
-    freed: tuple[int, int]
-    grown: tuple[int, int]
-    gathered: tuple[int, int, int]
-    packed: tuple[int, int, int, int]
+    in_layers: tuple[InLayer, ...]
+    bucket: int
+    reduced: int
+    gathered: int
+    replicated: int
+    unpacked: int
+    pending: int
     summed: int
+
+    @property
+    def most_gathered(self) -> int:
+        """Weights that are whole at any moment."""
+        return max(self.gathered, self.replicated, self.unpacked, *(one.gathered for one in self.in_layers))
 
 
 def costs_of(plan: Plan, stage: int, dp_rank: int) -> Costs:
@@ -81,15 +108,10 @@ def costs_of(plan: Plan, stage: int, dp_rank: int) -> Costs:
     holding = stage_holding(plan, stage, dp_rank)
     is_torch, is_sharded = plan.engine == "torch", layout.zero_stage > 1 and layout.dp > layout.hybrid
     keeps_whole = is_torch and is_sharded and not layout.reshards  # beside its shards
-    kinds = stage_bytes(plan, stage)
-    num_layers, is_last = len(plan.layers(stage)), stage == plan.num_stages - 1
-    layer = FP32 * layer_elements(plan)
-    head = FP32 * head_elements(plan, stage)
-    down = FP32 * model.d_ff * model.d_model // layout.tp
-    gradients, recomputed = FP32 * holding.gradients, recomputed_bytes(model, layout)
-    freed = sum(head_bytes(model, layout).values()) + kinds.get("stage outputs", 0) if is_last else 0
+    kinds, is_last = stage_bytes(plan, stage), stage == plan.num_stages - 1
+    num_layers, recomputed = len(plan.layers(stage)), recomputed_bytes(model, layout)
     reduced = reduced_bytes(plan, stage)
-    early = 0 if is_torch else reduced  # DeepSpeed has its bucket from the beginning
+    gradients = FP32 * holding.gradients
     return Costs(
         is_first=stage == 0,
         adds_up=not is_sharded,
@@ -100,19 +122,46 @@ def costs_of(plan: Plan, stage: int, dp_rank: int) -> Costs:
         kept=sum(kinds.values()),
         split=split_backward_bytes(plan, stage),
         received=received_bytes(plan, stage),
-        logits=2 * logit_bytes(model, layout) if is_last else 0,
+        logits=loss_bytes(model, layout) if is_last else 0,
         layers=temporary_bytes(model, layout) + recomputed,
         weights=_weights_half_bytes(plan, num_layers, recomputed),
         end=FP32 * model.vocab_size * model.d_model // layout.tp if stage == 0 else 0,
-        fresh=(down + head, down) if is_sharded else (down, down),
-        freed=(freed, freed + (num_layers - 1) * sum(layer_bytes(model, layout).values())),
-        grown=(0, gradients * (num_layers - 1) // num_layers)
-        if is_sharded
-        else (head, head + (num_layers - 1) * layer),
-        gathered=tuple(gathered_bytes(plan, stage, num) for num in (0, 2, 1)),  # type: ignore[arg-type]
-        packed=(early, early, layer if is_sharded and is_torch and num_layers > 1 else early, reduced),
+        in_layers=tuple(
+            _in_layer(plan, stage, index, gradients, kinds.get("stage outputs", 0))
+            for index in sorted({0, min(1, num_layers - 1), num_layers - 1})
+        ),
+        bucket=0 if is_torch else reduced,  # DeepSpeed has it from the beginning
+        reduced=reduced,
+        gathered=gathered_bytes(plan, stage, 1),
+        replicated=gathered_bytes(plan, stage, 0),
+        unpacked=FP32 * layer_elements(plan) if keeps_whole else 0,
+        pending=FP32 * end_elements(plan, stage) if is_sharded and is_torch else 0,
         summed=summed_bytes(plan, stage),
     )
+
+
+def _in_layer(plan: Plan, stage: int, index: int, gradients: int, output: int) -> InLayer:
+    """The `index`-th layer of a stage's backward.
+
+    Args:
+        plan: the plan.
+        stage: the stage.
+        index: 0 for the layer whose backward comes first.
+        gradients: that stay, of the whole stage.
+        output: what a micro-batch keeps of the stage's output.
+    """
+    model, layout = plan.model, plan.layout
+    num_layers, is_last = len(plan.layers(stage)), stage == plan.num_stages - 1
+    freed = index * sum(layer_bytes(model, layout).values())
+    freed += sum(head_bytes(model, layout).values()) + output if is_last else 0
+    layer, head = FP32 * layer_elements(plan), FP32 * head_elements(plan, stage)
+    down = FP32 * model.d_ff * model.d_model // layout.tp
+    gathered = gathered_bytes(plan, stage, 1 if 0 < index == num_layers - 1 else 2)
+    bucket = reduced_bytes(plan, stage) if plan.engine == "deepspeed" else 0
+    if layout.zero_stage <= 1 or layout.dp == layout.hybrid:
+        return InLayer(freed, head + index * layer, down, gathered, bucket)
+    packed = bucket if bucket or index == 0 else layer
+    return InLayer(freed, gradients * index // num_layers, down + (0 if index else head), gathered, packed)
 
 
 def _weights_half_bytes(plan: Plan, num_layers: int, recomputed: int) -> int:
