@@ -28,6 +28,13 @@ DEVICES = {
     "GB200": Hardware.preset("gb200"),
     "GB200 (NVFP4)": replace(Hardware.preset("gb200"), **NVFP4),
 }
+OTHERS = {
+    "TPU v5p": {"bf16_flops": 459e12, "memory_bytes_per_s": 2.765e12},
+    "TPU v5e": {"bf16_flops": 197e12, "memory_bytes_per_s": 0.819e12},
+    "TPU Trillium": {"bf16_flops": 918e12, "memory_bytes_per_s": 1.64e12},
+    "Gaudi2": {"bf16_flops": 432e12, "memory_bytes_per_s": 2.45e12},
+}
+"""Accelerators whose runs do not say how they were laid out: their makers' data sheets."""
 BLOOM_VOCABULARY = 250_880
 BLOOM_HEADS = 64
 """Of the rows that print none: most of the others have as many."""
@@ -85,11 +92,13 @@ def bloom(row: Row) -> Case | None:
 
 
 def mlperf(row: Row) -> Case | None:
-    """MLPerf Training, runs whose logs say how they were laid out."""
+    """MLPerf Training; where a log does not say how a run was laid out, its samples are spread over everyone."""
+    model = SHAPES["405b" if "405b" in row["benchmark"] else "175b"].model
+    if row["gpu"] in OTHERS:
+        return _spread(row, replace(model, seq_len=number(row["seq"])))
     hardware = DEVICES.get(row["gpu"])
     if not row["tp"] or hardware is None:
         return None
-    model = SHAPES["405b" if "405b" in row["benchmark"] else "175b"].model
     dp, mbs, pp = number(row["dp"]), number(row["mbs"]), number(row["pp"])
     depth = number(row["vpp"], model.num_layers // pp // 2)
     return Case(
@@ -108,6 +117,20 @@ def mlperf(row: Row) -> Case | None:
         schedule="interleaved" if depth > 1 and pp > 1 else "1f1b",
         precision="fp8",
         sequence_parallel=True,
+        zero_stage=1,
+    )
+
+
+def _spread(row: Row, model: Model) -> Case:
+    return Case(
+        stack=(row["gpu"], "MLPerf", row["round"]),
+        step_s=float(row["step_s"]),
+        hardware=replace(H100, name=row["gpu"], **OTHERS[row["gpu"]]),
+        software=NEW,
+        model=model,
+        num_microbatches=1,
+        microbatch_size=number(row["gbs"]) / number(row["accelerators"]),
+        dp=number(row["accelerators"]),
         zero_stage=1,
     )
 
