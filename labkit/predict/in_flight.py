@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import zip_longest
 
 from labkit.plan import Plan
 from labkit.schedule import build as build_schedule
@@ -11,14 +12,14 @@ __all__ = ["Step", "steps"]
 Step = tuple[int, str, int]
 """Stage, kind ("F", "B", "I" or "W") and micro-batch."""
 
-_ROUNDS = 4
+_ROUNDS = 3
 
 
 def steps(plan: Plan, pp_rank: int) -> Iterable[Step]:
     """Return a pp rank's actions, without those that only repeat what went before.
 
     Past the first rounds of a pipeline a rank holds no more than it did, so a long step costs no more to look at than a
-    short one. Schedules whose split backwards make them irregular are taken from their actions, four rounds of them.
+    short one. Schedules whose split backwards make them irregular are taken from their actions, three rounds of them.
 
     >>> from labkit import plan
     >>> from labkit.spec import Layout, Model
@@ -58,21 +59,22 @@ def _breadth_first(stages: range, m: int, *, newest_first: bool) -> Iterator[Ste
 
 def _interleaved(rank: int, p: int, m: int, v: int) -> Iterator[Step]:
     """Interleaved 1F1B: rounds of p micro-batches through a rank's v stages; v + 1 rounds of backwards see all."""
-    total = v * m
-    num_warmup = min((v - 1) * p + 2 * (p - 1 - rank), total)
-    for index in range(num_warmup):
-        yield _turn(index, rank, p, v, "F")
-    for index in range(min(total, (v + 1) * p)):
-        if num_warmup + index < total:
-            yield _turn(num_warmup + index, rank, p, v, "F")
-        yield _turn(index, rank, p, v, "B")
+    num_warmup = min((v - 1) * p + 2 * (p - 1 - rank), v * m)
+    num_backwards = min((v + 1) * p, v * m)
+    forwards = _turns("F", range(v), rank, p, min(num_warmup + num_backwards, v * m))
+    backwards = _turns("B", range(v)[::-1], rank, p, num_backwards)
+    yield from forwards[:num_warmup]
+    for forward, backward in zip_longest(forwards[num_warmup:], backwards):
+        if forward is not None:
+            yield forward
+        yield backward
 
 
-def _turn(index: int, rank: int, p: int, v: int, kind: str) -> Step:
-    """The `index`-th forward or backward of a rank: rounds of p micro-batches for each of its stages in turn."""
-    a_round, place = divmod(index, p)
-    a_cycle, turn = divmod(a_round, v)
-    return (turn if kind == "F" else v - 1 - turn) * p + rank, kind, a_cycle * p + place
+def _turns(kind: str, order: range, rank: int, p: int, num: int) -> list[Step]:
+    """A rank's first `num` forwards or backwards: p micro-batches for each of its stages in turn."""
+    cycles = range(-(-num // (p * len(order))))
+    found = [(turn * p + rank, kind, cycle * p + place) for cycle in cycles for turn in order for place in range(p)]
+    return found[:num]
 
 
 @lru_cache(maxsize=64)

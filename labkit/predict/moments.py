@@ -46,14 +46,14 @@ class _Found:
     """What a walk through a rank's actions found.
 
     Attributes:
-        best: stage, kind and whether the stage has gradients -> the action, activations and gradients that are there
-            when it begins, where these are most.
+        best: kind of backward, whether its stage has gradients, and what the stage costs -> the stage, the micro-batch,
+            and the activations and gradients that are there when it begins, where these are most.
         most: the most activations.
         whole: stage -> micro-batches then.
         halves: stage -> those of them between the halves of their backward.
     """
 
-    best: dict[tuple[int, str, bool], tuple[int, int, int]] = field(default_factory=dict)
+    best: dict[tuple[str, bool, int], tuple[int, int, int, int]] = field(default_factory=dict)
     most: int = -1
     whole: dict[int, int] = field(default_factory=dict)
     halves: dict[int, int] = field(default_factory=dict)
@@ -72,12 +72,13 @@ def highest(line: Iterable[Step], costs: Mapping[int, Costs], *, always: int, up
     found = _walk(line, costs, lasts=lasts)
     at_update = Bytes(sum(one.gradients for one in costs.values()), 0, always + update, 0)
     most, at_peak, peak_at = at_update._replace(activations=found.most), at_update, "update"
-    for (stage, kind, is_there), (microbatch, held, done) in found.best.items():
+    peak = sum(at_peak)
+    for (kind, is_there, _), (stage, microbatch, held, done) in found.best.items():
         for one in _within(kind, costs[stage], is_there, held, done):
-            now = one._replace(buffers=one.buffers + always)
+            now = Bytes(one.gradients, one.activations, one.buffers + always, one.temporary)
             most = Bytes(*map(max, most, now))
-            if sum(now) > sum(at_peak):
-                at_peak, peak_at = now, f"{stage}{kind}{microbatch}"
+            if sum(now) > peak:
+                peak, at_peak, peak_at = sum(now), now, f"{stage}{kind}{microbatch}"
     buffers = {
         "gathered weights": max(one.most_gathered for one in costs.values()),
         "packed gradients": max(one.reduced for one in costs.values()),
@@ -98,10 +99,10 @@ def _walk(line: Iterable[Step], costs: Mapping[int, Costs], *, lasts: bool) -> _
             whole[stage] += 1
             held += one.kept
             continue
-        key = (stage, kind, stage in there)
+        key = (kind, stage in there, id(one))  # stages that are alike share theirs
         known = found.best.get(key)
-        if known is None or held + done > known[1] + known[2]:
-            found.best[key] = (microbatch, held, done)
+        if known is None or held + done > known[2] + known[3]:
+            found.best[key] = (stage, microbatch, held, done)
         if held > found.most:
             found.most, found.whole, found.halves = held, dict(whole), dict(halves)
         if kind == "I":
