@@ -31,6 +31,9 @@ def step(plan: Plan, hardware: Hardware, *, software: Software | None = None) ->
       ZeRO-3's gathering and scattering that share of the computation that they run beside;
     - the optimizer waits for all gradients of its rank, and nobody computes beside it. A step ends with its last rank.
 
+    Left out: reading data, the gradient's norm, the gradient of a matrix that both ends of a pipeline share, and
+    whoever is late without a reason that the plan knows.
+
     Args:
         plan: what to run.
         hardware: on what.
