@@ -9,6 +9,7 @@ _SUBMODULES = frozenset(
     {
         "checks",
         "cluster",
+        "compare",
         "configuration",
         "errors",
         "exercise",

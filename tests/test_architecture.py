@@ -117,7 +117,7 @@ def test_import_labkit_loads_nothing_heavy(repository):
     assert [name for name in loaded if name.startswith("labkit.")] == []
 
 
-@pytest.mark.parametrize("name", ["errors", "spec", "schedule", "trace", "plan", "predict", "wire"])
+@pytest.mark.parametrize("name", ["errors", "spec", "schedule", "trace", "plan", "predict", "compare", "wire"])
 def test_pure_modules_load_nothing_heavy(repository, name):
     code = f"import json, sys\nimport labkit.{name}\nprint(json.dumps(sorted(sys.modules)))"
     loaded = run_python(repository, code)

@@ -2,6 +2,7 @@
 
 from labkit.show.bits import bits, ranges
 from labkit.show.bubbles import bubbles
+from labkit.show.compared import compared
 from labkit.show.fp8 import fp8
 from labkit.show.grades import grade_criteria, grade_statuses, grade_times, grade_totals
 from labkit.show.hosts import hosts
@@ -18,6 +19,7 @@ from labkit.show.timeline import timeline
 __all__ = [
     "bits",
     "bubbles",
+    "compared",
     "fp8",
     "grade_criteria",
     "grade_statuses",
