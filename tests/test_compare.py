@@ -281,6 +281,10 @@ def test_clocks_that_are_not_aligned_compare_no_ranks():
     assert found.of("bubble")[0].measured is None
     assert all(row.measured is None for row in found.of("late start"))
     assert "clocks are not aligned" in str(found)
+    assert found.sentence.startswith(
+        "Ranks wait more than predicted: for stage 3, which takes 2 times as long; that is"
+    )
+    assert "clocks are not aligned" in show.compared(found).layout.title.text
 
 
 def test_steps_with_little_in_them_are_compared_as_well():

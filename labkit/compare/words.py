@@ -173,10 +173,10 @@ def _reason(found: Found, gap: Gap) -> str:
         return ""
     return {
         "late start": f"see what {'ranks do' if gap.place.rank is None else 'it does'} before the first action",
-        "messages": "larger or fewer messages cost less, and more micro-batches hide them better",
+        "messages": "more micro-batches give ranks work to do meanwhile",
         "between actions": "starting work costs time here, which larger micro-batches need less often",
         "optimizer": "sharding its states over dp (zero1) shortens it" if _dp(found) > 1 else "",
-        "waiting": "more micro-batches shrink the bubble" if found.plan and found.plan.layout.pp > 1 else "",
+        "waiting": _why_waiting(found),
     }.get(gap.place.what, "")
 
 
@@ -219,9 +219,22 @@ def _why_all(found: Found) -> str:
         return (
             f"{num_ranks} ranks share {cores} core{'s' * (cores != 1)}, so predict with the speed that is left to each"
         )
-    return (
-        "predict with the speed that these ranks have, not that of a data sheet" if found.other == "predicted" else ""
-    )
+    if not found.is_same_work and (stage := _slowest(found)) is not None:
+        return f"stage {stage} alone {_takes(found, Place('compute', stage=stage))}"
+    return "predict with the speed that these ranks have" if found.is_run else ""
+
+
+def _why_waiting(found: Found) -> str:
+    if (stage := _slowest(found)) is not None:
+        return f"for stage {stage}, which {_takes(found, Place('compute', stage=stage))}"
+    return "more micro-batches shrink the bubble" if found.plan is not None and found.plan.layout.pp > 1 else ""
+
+
+def _slowest(found: Found) -> int | None:
+    """The one stage that is slow, where ranks cannot be replayed; None where all are alike."""
+    ratios = {stage: _ratio(found, Place("compute", stage=stage)) for stage in found.measured.stages}
+    ordered = sorted(ratios, key=lambda stage: -ratios[stage])
+    return ordered[0] if len(ordered) > 1 and ratios[ordered[0]] > SLOW * ratios[ordered[1]] else None
 
 
 def _why_stage(found: Found, plan: Plan, stage: int, is_slower: bool) -> str:
@@ -230,15 +243,19 @@ def _why_stage(found: Found, plan: Plan, stage: int, is_slower: bool) -> str:
     if is_slower and stage == plan.num_stages - 1:
         return f"it holds the output layer{_counted(found, stage)}"
     if is_slower and layers[stage] > min(layers):
-        return f"it has {layers[stage]} layers and others {min(layers)}{_counted(found, stage)}"
+        return f"it has {_layers(layers[stage])} and others {min(layers)}{_counted(found, stage)}"
     if is_slower and stage == 0:
         return f"it holds the embedding{_counted(found, stage)}"
     if not is_slower and layers[stage] < max(layers):
-        return f"it has {layers[stage]} layers and others {max(layers)}{_counted(found, stage)}"
+        return f"it has {_layers(layers[stage])} and others {max(layers)}{_counted(found, stage)}"
     if is_slower and found.measured.trace.origin == "measured":
         ranks = [rank for rank, line in found.measured.compute.items() if any(one.stage == stage for one in line)]
         return f"it has as many layers as the others, so see what else runs beside {ranks_text(ranks)}"
     return ""
+
+
+def _layers(number: int) -> str:
+    return f"{number} layer{'s' * (number != 1)}"
 
 
 def _counted(found: Found, stage: int) -> str:

@@ -138,6 +138,8 @@ def _dress(figure: go.Figure, comparison: Comparison, ranks: Sequence[int], end:
     height = top + _BOTTOM + max(_ROW_HEIGHT * len(ranks), _LEAST_HEIGHT)
     sides = zip(comparison.names, ("above", "below"), (comparison.predicted, comparison.measured), strict=True)
     notes = [f"{name} ({place}): {_numbers(trace)}" for name, place, trace in sides]
+    if not (comparison.predicted.aligned and comparison.measured.aligned):
+        notes.append("clocks are not aligned: compare bars within a rank only")
     palette.dress(figure, title=_title(comparison), notes=notes, height=height)
     text = figure.layout.title.text + "".join(f"<br><span style='font-size:13px'>{line}</span>" for line in lines)
     figure.update_layout(
