@@ -1,5 +1,6 @@
 """Ports for the controller: a whole free block, nobody else's, back when its owner lets go."""
 
+import gc
 import itertools
 import socket
 
@@ -44,6 +45,30 @@ def test_a_block_is_nobody_elses_until_it_is_given_back(monkeypatch: pytest.Monk
         assert Ports(HOST).numbers == []
     finally:
         first.close()
+
+
+@pytest.mark.parametrize("num_binds", [1, 2, BLOCK])
+def test_ctrl_c_leaves_no_port_bound(monkeypatch: pytest.MonkeyPatch, num_binds: int) -> None:
+    """A socket that is left open is a warning, and so a failure here."""
+    bind, firsts = Ports._bind, []
+
+    def interrupted(self: Ports, sock: socket.socket, port: int) -> bool:
+        firsts.append(port)
+        if len(firsts) == num_binds:
+            raise KeyboardInterrupt
+        return bind(self, sock, port)
+
+    monkeypatch.setattr(Ports, "_bind", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Ports(HOST)
+    gc.collect()
+    socket.create_server((HOST, firsts[0])).close()
+
+
+def test_a_block_that_nobody_holds_is_given_back() -> None:
+    first = Ports(HOST).numbers[0] - 1
+    gc.collect()
+    socket.create_server((HOST, first)).close()
 
 
 @pytest.mark.ranks

@@ -5,8 +5,10 @@ gives them to whoever asks for any port, such as the ranks of other clusters; th
 kernel gives nobody a port outside its range, so ports are taken from below it, and a guard keeps other clusters away.
 """
 
+import contextlib
 import random
 import socket
+import weakref
 
 LOWEST = 10_000
 BLOCK = 32
@@ -17,7 +19,7 @@ MAX_TRIES = 200
 
 
 class Ports:
-    """A block of ports on a loopback address, kept from other clusters until `close`.
+    """A block of ports on a loopback address, kept from other clusters until `close`, or until it is forgotten.
 
     Attributes:
         numbers: the ports to give away; empty where no block is free, or the kernel's range leaves no room.
@@ -25,41 +27,37 @@ class Ports:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._guard: socket.socket | None = None
+        self._guard = contextlib.ExitStack()
+        weakref.finalize(self, self._guard.close)  # Ctrl-C may come before anybody holds it
         self.numbers: list[int] = []
         num_blocks = (_kernel_start() - LOWEST) // BLOCK
         places = random.sample(range(num_blocks), min(MAX_TRIES, num_blocks)) if num_blocks > 0 else []
         for place in places:
             first = LOWEST + place * BLOCK
-            guard = self._bound(first)
-            if guard is None:
-                continue
-            numbers = [port for port in range(first + 1, first + BLOCK) if self._is_free(port)]
-            if len(numbers) == BLOCK - 1:
-                self._guard, self.numbers = guard, numbers
-                return
-            guard.close()
+            with contextlib.ExitStack() as tried:
+                if not self._bind(tried.enter_context(socket.socket()), first):
+                    continue
+                numbers = [port for port in range(first + 1, first + BLOCK) if self._is_free(port)]
+                if len(numbers) == BLOCK - 1:
+                    self._guard.enter_context(tried.pop_all())
+                    self.numbers = numbers
+                    return
 
     def close(self) -> None:
         """Let others have the block."""
-        if self._guard is not None:
-            self._guard.close()
+        self._guard.close()
 
     def _is_free(self, port: int) -> bool:
-        tried = self._bound(port)
-        if tried is not None:
-            tried.close()
-        return tried is not None
+        with socket.socket() as tried:
+            return self._bind(tried, port)
 
-    def _bound(self, port: int) -> socket.socket | None:
-        """A socket that has the port and listens to nobody; None where somebody has it."""
-        sock = socket.socket()
+    def _bind(self, sock: socket.socket, port: int) -> bool:
+        """Bind a socket, which listens to nobody; False where somebody has the port."""
         try:
             sock.bind((self._host, port))
         except OSError:
-            sock.close()
-            return None
-        return sock
+            return False
+        return True
 
 
 def _kernel_start() -> int:

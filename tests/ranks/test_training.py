@@ -262,10 +262,11 @@ def test_a_live_start_continues_exactly_as_one_longer_run(text):
 
 def test_results_say_how_much_was_trained():
     result = of("fp32")
-    assert result.keys() == {"losses", "grad_norms", "step_s", "tokens_per_step", "stopped", "device"}
+    assert result.keys() == {"losses", "grad_norms", "step_s", "tokens_per_step", "stopped", "device", "fp8_library"}
     assert result["tokens_per_step"] == 4 * 16
     assert len(result["step_s"]) == 4
     assert not result["stopped"]
+    assert result["fp8_library"] is None
     assert of("fp32", rank=3) is None
 
 
