@@ -10,8 +10,12 @@ from labkit.predict.costs import Passes, Work, embedding, head, layer, seconds
 from labkit.predict.execution import totals
 from labkit.predict.stages import UPDATE_BYTES, passes_s
 from labkit.spec import Hardware, Model
+from labkit.spec.checks import choice, number, whole
+from labkit.spec.layout import PRECISIONS
 
 LEAST, MOST = 0.05, 1.0
+MOST_STAGES, MOST_RANKS, MOST_SAMPLES, SHORTEST, LONGEST = 1024, 2**20, 2**20, 1e-6, 1e9
+"""Beyond any run, times in seconds: a row that says so is misprinted."""
 NOTHING = Work()
 
 
@@ -32,7 +36,10 @@ class Case:
         extra_s: what a layer waits for besides, forward, and again backward.
         trains: the share of the weights that have gradients: 1, or 0 for adapters.
         idle: the share of the step in which the pipeline waits, where the schedule is none of this lab's.
-        copies: over how many ranks of dp optimizer states are sharded; 1 where they are not.
+        shards: over how many ranks of dp optimizer states are sharded; 0: over all.
+
+    Raises:
+        PlanError: a count below 1 or above any run's, or a time or size that is no number above 0.
     """
 
     stack: tuple[str, ...]
@@ -47,16 +54,29 @@ class Case:
     cp: int = 1
     num_virtual_stages: int = 1
     microbatch_size: float = 1
-    schedule: str = "1f1b"
     precision: str = "bf16"
     recompute: str = "none"
     sequence_parallel: bool = False
     zero_stage: int = 0
-    copies: int = 0
+    shards: int = 0
     extra: Work = NOTHING
     extra_s: float = 0.0
     trains: float = 1.0
     idle: float | None = None
+
+    def __post_init__(self) -> None:
+        number("step_s", self.step_s, minimum=SHORTEST, below=LONGEST)
+        number("microbatch_size", self.microbatch_size, positive=True, below=MOST_SAMPLES)
+        for name in ("num_microbatches", "dp", "tp", "pp", "cp", "num_virtual_stages"):
+            whole(name, getattr(self, name))
+        choice("precision", self.precision, PRECISIONS)
+        whole("stages", self.pp * self.num_virtual_stages, maximum=MOST_STAGES)
+        whole("ranks", self.dp * self.tp * self.pp * self.cp, maximum=MOST_RANKS)
+
+    @property
+    def depth(self) -> int:
+        """Stages of a rank: interleaved where there is a pipeline and more than one."""
+        return self.num_virtual_stages if self.pp > 1 else 1
 
     @cached_property
     def parts(self) -> tuple[Passes, Passes, Passes]:
@@ -90,9 +110,9 @@ class Case:
             return self.num_microbatches * whole_s / (1 - self.idle)
         send_s = self._send_s(hardware)
         m, p = self.num_microbatches, self.pp
-        rounded = m if self.schedule in ("1f1b", "gpipe") else -(-m // p) * p
+        schedule, rounded = ("interleaved", -(-m // p) * p) if self.depth > 1 else ("1f1b", m)
         sends_s = [send_s] * (len(rows) - 1)
-        found = totals(self.schedule, p, rounded, self.num_virtual_stages, durations, sends_s)
+        found = totals(schedule, p, rounded, self.depth, durations, sends_s)
         each_s = max(found.busy_s) / rounded
         step_s = max(found.ends_s) - (rounded - m) * each_s
         return step_s + self._tail_s(hardware, sum(rows[0][1:]))
@@ -109,7 +129,7 @@ class Case:
         if self.zero_stage == 3:
             layer_s = self._gathered(hardware, layer_s)
         first_s, last_s = (passes_s([(part, 1)], "none", to_s) for part in (first, last))
-        stages = self.pp * self.num_virtual_stages
+        stages = self.pp * self.depth
         rows = []
         for stage in range(stages):
             depth = self._depth(stage, stages)
@@ -166,8 +186,8 @@ class Case:
             return update_s
         group = reach(ranks, self.tp, hardware.ranks_per_host)
         gradients = self.software.gradient_bytes * elements
-        if sharded and self.copies:  # states sharded within a part of dp only
-            inner = reach(self.copies, self.tp, hardware.ranks_per_host)
+        if sharded and self.shards:  # states sharded within a part of dp only
+            inner = reach(self.shards, self.tp, hardware.ranks_per_host)
             reduce_s = collective_time("all_reduce", gradients, group, hardware)
             gather_s = collective_time("all_gather", 2 * elements, inner, hardware)
         elif sharded:

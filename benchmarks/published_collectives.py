@@ -4,10 +4,11 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks.published_row import TABLES as OWN_TABLES
-from benchmarks.published_row import Row, error_pct, read
+from benchmarks.published_row import Row, error_pct, positive, read, tried
 from labkit.predict import Reach, collective_time
 from labkit.spec import Hardware
 
@@ -35,18 +36,20 @@ def within_host(row: dict[str, str], share: float) -> float:
 
 
 def _vtrain(tables_dir: Path) -> list[Cell]:
-    rows = [row for row in read(tables_dir, "collectives_vtrain_intranode") if row["gpu"] in ("A100", "V100")]
+    cells = [tried(_vtrain_cell, row) for row in read(tables_dir, "collectives_vtrain_intranode")]
+    return [cell for cell in cells if cell is not None]
+
+
+def _vtrain_cell(row: dict[str, str]) -> Cell:
+    machine_name, seconds = f"{row['gpu']} {row['ranks']}", within_host(row, _shares()[row["gpu"]])
+    return machine_name, float(row["size_bytes"]), positive(row["time_us"]) / 1e6, seconds
+
+
+@cache
+def _shares() -> dict[str, float]:
+    """Each device's share, fitted to the project's own table."""
     own = read(OWN_TABLES, "collectives_vtrain_intranode")
-    shares = {gpu: _share([row for row in own if row["gpu"] == gpu]) for gpu in ("A100", "V100")}
-    return [
-        (
-            f"{row['gpu']} {row['ranks']}",
-            float(row["size_bytes"]),
-            float(row["time_us"]) / 1e6,
-            within_host(row, shares[row["gpu"]]),
-        )
-        for row in rows
-    ]
+    return {gpu: _share([row for row in own if row["gpu"] == gpu]) for gpu in ("A100", "V100")}
 
 
 def _share(rows: Sequence[dict[str, str]]) -> float:
@@ -82,14 +85,15 @@ def across_hosts(row: dict[str, str], hardware: Hardware) -> float:
 
 
 def _nccl(tables_dir: Path) -> list[Cell]:
-    found = []
-    for row in read(tables_dir, "collectives_nccl"):
-        hardware = machine(row["machine"])
-        if hardware is None or not (row["ranks"].strip() and row["nodes"].strip() and row["time_us"]):
-            continue
-        seconds = across_hosts(row, hardware)
-        found.append((row["machine"], float(row["size_bytes"]), float(row["time_us"]) / 1e6, seconds))
-    return found
+    cells = [tried(_nccl_cell, row) for row in read(tables_dir, "collectives_nccl")]
+    return [cell for cell in cells if cell is not None]
+
+
+def _nccl_cell(row: dict[str, str]) -> Cell | None:
+    hardware = machine(row["machine"])
+    if hardware is None:
+        return None
+    return row["machine"], float(row["size_bytes"]), positive(row["time_us"]) / 1e6, across_hosts(row, hardware)
 
 
 def alpha_beta(cells: Sequence[Cell]) -> list[float]:

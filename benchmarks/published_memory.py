@@ -4,6 +4,7 @@ Rows that no formula here is for are left out of a score, and its count says so:
 of other sizes, and rows that do not say what they ran.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import published_stacks as stacks
 from benchmarks.published_models import gpt, llama, shape
-from benchmarks.published_row import TABLES, Row, constant_pct, error_pct, read
+from benchmarks.published_row import TABLES, Row, constant_pct, error_pct, is_measurement, read, tried
 from labkit.predict.megatron import bytes_per_parameter, chunks_in_flight, layer_bytes, layers_state_bytes
 from labkit.spec import Layout, Model
 
@@ -49,7 +50,7 @@ def _all_pairs(tables_dir: Path) -> Iterator[tuple[str, str, list[Pair | None]]]
     yield "zero_table1_state_memory", STATE, [_tried(_state, row) for row in rows]
     rows = read(tables_dir, "zero_table2_max_model")
     for target, kind, usable in ((LARGEST, "theoretical", 1.0), (LARGEST_MEASURED, "measured", MEASURED_USABLE)):
-        of_kind = [row for row in rows if kind in row["kind"]]
+        of_kind = [row for row in rows if kind in row.get("kind", "")]
         yield "zero_table2_max_model", target, [_tried(_largest, row, usable) for row in of_kind]
     rows = read(tables_dir, "korthikanti_activation_memory")
     yield from _components("korthikanti_activation_memory", rows)
@@ -57,26 +58,26 @@ def _all_pairs(tables_dir: Path) -> Iterator[tuple[str, str, list[Pair | None]]]
         rows = [row | {"from_table": table} for row in read(tables_dir, table) if _is_measured(row, column)]
         yield table, PEAK, [_tried(_peak, row, column) for row in rows]
     rows = [row for row in read(tables_dir, "memory_measured") if _is_measured(row, "peak_mem")]
-    peaks = [row for row in rows if "component" not in row["mem_kind"]]
+    peaks = [row for row in rows if "component" not in row.get("mem_kind", "")]
     yield "memory_measured", PEAK, [_tried(_peak, row, "peak_mem") for row in peaks]
     for stack in ("torchao", "InternEvo"):
         own = [row for row in peaks if _stack(row) == stack]
         yield "memory_measured", f"{PEAK}, {stack}", [_tried(_peak, row, "peak_mem") for row in own]
-    yield from _components("memory_measured", [_component(row) for row in rows if "component" in row["mem_kind"]])
+    yield from _components(
+        "memory_measured", [_component(row) for row in rows if "component" in row.get("mem_kind", "")]
+    )
 
 
 def _components(table: str, rows: list[Fields]) -> Iterator[tuple[str, str, list[Pair | None]]]:
     for target, is_state in ((STATE, True), (ACTIVATIONS, False)):
-        own = [row for row in rows if row["item"].startswith("parameters") == is_state]
+        own = [row for row in rows if row.get("item", "").startswith("parameters") == is_state]
         yield table, target, [_tried(_korthikanti, row) for row in own]
 
 
 def _tried(predict: Callable[..., Pair | None], row: Fields, *others: object) -> Pair | None:
-    """What a formula gives for a row; None for one whose columns do not say enough for it."""
-    try:
-        return predict(row, *others)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a PlanError is a ValueError
-        return None
+    """What a formula gives for a row, and what was measured, where both are numbers."""
+    pair = tried(predict, row, *others)
+    return pair if pair is not None and math.isfinite(pair[0]) and is_measurement(pair[1]) else None
 
 
 PEAKS = {
@@ -128,11 +129,11 @@ def _korthikanti(row: Fields) -> Pair | None:
 
 def _component(row: Fields) -> Fields:
     """A row of `memory_measured` in the columns of `korthikanti_activation_memory`."""
-    vpp = re.search(r"x(\d+)", row["schedule"])
+    vpp = re.search(r"x(\d+)", row.get("schedule", ""))
     return row | {
-        "item": row["recompute"],
+        "item": row.get("recompute", ""),
         "value": row["peak_mem"],
-        "unit": row["mem_unit"],
+        "unit": row.get("mem_unit", ""),
         "vpp": vpp[1] if vpp else "1",
     }
 
@@ -143,7 +144,7 @@ def _is_measured(row: Fields, column: str) -> bool:
 
 def _stack(row: Fields) -> str | None:
     """The stack that a row was measured with."""
-    text = f"{row['from_table']} {row['source']}"
+    text = f"{row.get('from_table', '')} {row.get('source', '')}"
     return next((name for mark, name in STACKS.items() if mark in text), None)
 
 

@@ -1,16 +1,19 @@
 """Bubbles of pipeline schedules beside published ones: rates that were measured, and theory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.published_models import gpt
-from benchmarks.published_row import Row, constant_pct, error_pct, read
+from benchmarks.published_row import Row, constant_pct, error_pct, positive, read, tried
 from labkit.predict import Reach, Software, collective_time
 from labkit.predict.costs import layer, seconds
 from labkit.predict.execution import totals
 from labkit.spec import Hardware
+from labkit.spec.checks import whole
 
+TABLE = "zero_bubble_bubble_rates"
 A100 = Hardware.preset("a100-80")
 MODELS = {
     "1.5B": (22, 2304, 24, 6),
@@ -42,8 +45,13 @@ class Unit(NamedTuple):
 
 
 def unit(name: str, pp: int) -> Unit:
-    """What a stage takes; all stages alike, as the paper has it."""
+    """What a stage takes; all stages alike, as the paper has it.
+
+    Raises:
+        PlanError: more stages than layers and ends.
+    """
     num_layers, width, heads, size = MODELS[name]
+    pp = whole("pp", pp, maximum=num_layers + 2)
     tokens, each = size * 1024, (num_layers + 2) // pp
     inner = layer(gpt(num_layers, width, heads, 1024), tokens, SOFTWARE)
     times = [each * seconds(work, A100, SOFTWARE, "bf16", Reach(1, 1)) for work in inner[:3]]
@@ -82,23 +90,26 @@ def bubble_rate(schedule: str, name: str, pp: int, m: int) -> float:
 
 def score(tables_dir: Path) -> list[Row]:
     """The rates, their order within a model, and what theory says of equal stages."""
-    found = []
-    rows = [row for row in read(tables_dir, "zero_bubble_bubble_rates") if row["model"] in MODELS]
-    if rows:
-        measured = [float(row["bubble_rate"]) for row in rows]
-        predicted = [
-            bubble_rate(row["schedule"], row["model"], int(row["pp"]), int(row["microbatches"])) for row in rows
-        ]
-        baseline = constant_pct(measured, [row["schedule"] for row in rows])
-        found.append(
-            Row("zero_bubble_bubble_rates", "bubble_rate", error_pct(predicted, measured), baseline, len(rows))
-        )
-        keys = [(row["model"], row["microbatches"]) for row in rows]
-        found.append(_order(keys, predicted, measured))
-    return found
+    tried_rows = [(row, tried(_rates, row)) for row in read(tables_dir, TABLE)]
+    rows = [(row, rates) for row, rates in tried_rows if rates is not None]
+    if not rows:
+        return []
+    predicted, measured = zip(*(rates for _, rates in rows), strict=True)
+    baseline = constant_pct(measured, [row["schedule"] for row, _ in rows])
+    keys = [(row["model"], row["microbatches"]) for row, _ in rows]
+    return [
+        Row(TABLE, "bubble_rate", error_pct(predicted, measured), baseline, len(rows)),
+        *_order(keys, predicted, measured),
+    ]
 
 
-def _order(keys: list[tuple[str, str]], predicted: list[float], measured: list[float]) -> Row:
+def _rates(row: dict[str, str]) -> tuple[float, float]:
+    """Predicted and measured."""
+    guess = bubble_rate(row["schedule"], row["model"], int(row["pp"]), whole("microbatches", int(row["microbatches"])))
+    return guess, positive(row["bubble_rate"])
+
+
+def _order(keys: Sequence[tuple[str, str]], predicted: Sequence[float], measured: Sequence[float]) -> list[Row]:
     """Of pairs of schedules whose rates on one model are more than 5 % apart, how many come out the wrong way round."""
     wrong = pairs = 0
     for one, key in enumerate(keys):
@@ -106,4 +117,4 @@ def _order(keys: list[tuple[str, str]], predicted: list[float], measured: list[f
             if keys[two] == key and abs(measured[one] / measured[two] - 1) > 0.05:
                 pairs += 1
                 wrong += (predicted[one] < predicted[two]) != (measured[one] < measured[two])
-    return Row("zero_bubble_bubble_rates", "pairs in the wrong order", 100 * wrong / max(1, pairs), 50.0, pairs)
+    return [Row(TABLE, "pairs in the wrong order", 100 * wrong / pairs, 50.0, pairs)] if pairs else []

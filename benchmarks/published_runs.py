@@ -1,14 +1,12 @@
 """Rows of published throughput tables as cases: what is printed, and what the source says of its machines."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.published_case import Case
 from benchmarks.published_models import SHAPES, Shape, gpt, shape
-from benchmarks.published_row import read
-from labkit.errors import PlanError
+from benchmarks.published_row import read, tried
 from labkit.predict import Reach, Software, collective_time
 from labkit.predict.costs import Work
 from labkit.spec import Hardware, Model
@@ -42,12 +40,22 @@ BLOOM_HEADS = 64
 PACKED = 512
 """Tokens of a sample in fine-tuning, of which many are packed into a sequence and attend to themselves alone."""
 
+UNKNOWN = ("", "NA")
+
 Row = dict[str, str]
 
 
 def number(text: str, otherwise: int = 1) -> int:
-    """A whole number as tables print it; empty and NA are `otherwise`."""
-    return int(float(text)) if re.fullmatch(r"[0-9.]+", text) else otherwise
+    """A whole number as tables print it; empty and NA are `otherwise`.
+
+    Raises:
+        ValueError: something else.
+
+    >>> number("8"), number("NA", 0)
+    (8, 0)
+    """
+    text = text.strip()
+    return otherwise if text in UNKNOWN else int(float(text))
 
 
 def vtrain(row: Row) -> Case | None:
@@ -100,7 +108,6 @@ def mlperf(row: Row) -> Case | None:
     if not row["tp"] or hardware is None:
         return None
     dp, mbs, pp = number(row["dp"]), number(row["mbs"]), number(row["pp"])
-    depth = number(row["vpp"], model.num_layers // pp // 2)
     return Case(
         stack=(row["gpu"], "MLPerf", row["round"]),
         step_s=float(row["step_s"]),
@@ -113,8 +120,7 @@ def mlperf(row: Row) -> Case | None:
         tp=number(row["tp"]),
         pp=pp,
         cp=number(row["cp"]),
-        num_virtual_stages=depth,
-        schedule="interleaved" if depth > 1 and pp > 1 else "1f1b",
+        num_virtual_stages=number(row["vpp"], max(1, model.num_layers // pp // 2)),
         precision="fp8",
         sequence_parallel=True,
         zero_stage=1,
@@ -143,7 +149,6 @@ def cloud(row: Row) -> Case | None:
     tp, pp, cp, mbs = (number(row[key]) for key in ("tp", "pp", "cp", "mbs"))
     is_jax, adapters = "MaxText" in row["framework"], row["task"] == "LoRA"
     dp = number(row["gpus"]) // (tp * pp * cp)
-    depth = number(row["vpp"]) if pp > 1 else 1
     printed = found.model.num_layers if found.hybrid else number(row["layers"], found.model.num_layers)
     seq = number(row["seq"])
     samples = 1 if row["task"] == "pretrain" else seq // PACKED
@@ -161,8 +166,7 @@ def cloud(row: Row) -> Case | None:
         tp=tp,
         pp=pp,
         cp=cp,
-        num_virtual_stages=depth,
-        schedule="interleaved" if depth > 1 and pp > 1 else "1f1b",
+        num_virtual_stages=number(row["vpp"]),
         precision=row["precision"].lower(),
         recompute="full" if is_jax else "none",
         sequence_parallel=tp > 1,
@@ -185,12 +189,5 @@ def routed(found: Shape, model: Model, tokens: float, tp: int, ep: int, hardware
 
 def cases(tables_dir: Path, table: str, make: Callable[[Row], Case | None]) -> list[tuple[Row, Case]]:
     """The rows of a table that say enough, with their cases; a row whose numbers are missing says too little."""
-    found = []
-    for row in read(tables_dir, table):
-        try:
-            case = make(row)
-        except (PlanError, TypeError, ValueError, ZeroDivisionError):
-            continue
-        if case is not None:
-            found.append((row, case))
-    return found
+    tried_rows = [(row, tried(make, row)) for row in read(tables_dir, table)]
+    return [(row, case) for row, case in tried_rows if case is not None]

@@ -47,7 +47,6 @@ def per_device(tokens: float, row: Row, gpus: int) -> float:
 
 def narayanan(row: Row) -> Case | None:
     """SC21, table 1: weak scaling on A100, everything recomputed."""
-    depth = number(row["vpp"])
     return Case(
         stack=("A100", "Megatron-LM, 2021"),
         step_s=float(row["derived_step_s"]),
@@ -59,15 +58,14 @@ def narayanan(row: Row) -> Case | None:
         dp=number(row["dp"]),
         tp=number(row["tp"]),
         pp=number(row["pp"]),
-        num_virtual_stages=depth,
-        schedule="interleaved" if depth > 1 else "1f1b",
+        num_virtual_stages=number(row["vpp"]),
         recompute="full",
     )
 
 
 def korthikanti(row: Row) -> Case | None:
     """Korthikanti et al. 2022, table 5: full recomputation, or selective with sequence parallelism."""
-    depth, is_full = number(row["vpp"]), row["mode"].startswith("full")
+    is_full = row["mode"].startswith("full")
     return Case(
         stack=("A100", "Megatron-LM, 2022"),
         step_s=float(row["iter_s"]),
@@ -79,8 +77,7 @@ def korthikanti(row: Row) -> Case | None:
         dp=number(row["dp"]),
         tp=number(row["tp"]),
         pp=number(row["pp"]),
-        num_virtual_stages=depth,
-        schedule="interleaved" if depth > 1 else "1f1b",
+        num_virtual_stages=number(row["vpp"]),
         recompute="full" if is_full else "selective",
         sequence_parallel=not is_full,
     )
@@ -88,7 +85,6 @@ def korthikanti(row: Row) -> Case | None:
 
 def megascale(row: Row) -> Case | None:
     """MegaScale, table 2: two programs, strong scaling."""
-    depth = number(row["vpp"])
     return Case(
         stack=("A100", row["system"]),
         step_s=float(row["iter_s"]),
@@ -99,8 +95,7 @@ def megascale(row: Row) -> Case | None:
         dp=number(row["dp"]),
         tp=number(row["tp"]),
         pp=number(row["pp"]),
-        num_virtual_stages=depth,
-        schedule="interleaved",
+        num_virtual_stages=number(row["vpp"]),
         sequence_parallel=True,
         zero_stage=1,
     )
@@ -110,7 +105,6 @@ def megatron_h100(row: Row) -> Case | None:
     """Megatron-LM's README: micro-batches and virtual stages are not printed, one sample and two layers are taken."""
     pp = number(row["pp"])
     model = gpt(*(number(row[key]) for key in ("layers", "hidden", "heads", "seq", "vocab")))
-    depth = max(1, model.num_layers // pp // 2) if pp > 1 else 1
     tokens = number(row["gbs"]) * model.seq_len
     return Case(
         stack=("H100", "Megatron-LM, 2024"),
@@ -122,8 +116,7 @@ def megatron_h100(row: Row) -> Case | None:
         dp=number(row["dp"]),
         tp=number(row["tp"]),
         pp=pp,
-        num_virtual_stages=depth,
-        schedule="interleaved" if depth > 1 else "1f1b",
+        num_virtual_stages=max(1, model.num_layers // pp // 2),
         sequence_parallel=number(row["tp"]) > 1,
         zero_stage=1,
     )
@@ -175,7 +168,7 @@ def nemo(row: Row) -> Case | None:
     if found is None or hardware is None:
         return None
     tp, pp, cp, mbs, gpus = (number(row[key]) for key in ("tp", "pp", "cp", "mbs", "gpus"))
-    depth, seq = number(row["vpp"]) if pp > 1 else 1, number(row["seq"])
+    seq = number(row["seq"])
     dp = gpus // (tp * pp * cp)
     if row["precision"] == "NVFP4":
         hardware = replace(hardware, **FOUR_BITS.get(row["system"], {}))
@@ -194,8 +187,7 @@ def nemo(row: Row) -> Case | None:
         tp=tp,
         pp=pp,
         cp=cp,
-        num_virtual_stages=depth,
-        schedule="interleaved" if depth > 1 else "1f1b",
+        num_virtual_stages=number(row["vpp"]),
         precision="bf16" if row["precision"] in ("BF16", "") else "fp8",
         sequence_parallel=tp > 1,
         zero_stage=3 if number(row["fsdp"], 0) > 1 else 1,
@@ -229,7 +221,7 @@ def nanotron(row: Row) -> Case | None:
 def internevo(row: Row) -> Case | None:
     """InternEvo, 7 billion parameters: optimizer states sharded over everyone, or within a node."""
     gpus, tp, mbs, m = (number(row[key]) for key in ("gpus", "tp", "mbs", "micro_num"))
-    dp, shards = gpus // tp, number(row["zero1"], 0)
+    dp, shards = gpus // tp, max(0, number(row["zero1"], 0))  # -1 is everyone
     model = replace(SHAPES["llama2-7b"].model, seq_len=number(row["seq"]), vocab_size=103_168)
     return Case(
         stack=("A100", "InternEvo"),
@@ -244,5 +236,5 @@ def internevo(row: Row) -> Case | None:
         recompute="full" if row["recompute"] == "True" else "none",
         sequence_parallel=tp > 1,
         zero_stage=1,
-        copies=min(shards, dp),
+        shards=min(shards, dp),
     )

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks import published_collectives, published_pipelines
@@ -61,6 +62,7 @@ def score(tables_dir: Path) -> list[Row]:
     return found + published_pipelines.score(tables_dir) + published_collectives.score(tables_dir)
 
 
+@cache
 def _fitted(table: str, make: Callable[[dict[str, str]], Case | None]) -> dict[Stack, float]:
     """The constants of a table's stacks, from the project's copy of it."""
     own = [case for _, case in cases(TABLES, table, make)]

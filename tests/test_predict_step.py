@@ -240,3 +240,12 @@ def test_sums_over_tp_are_those_that_traffic_counts(text):
         for event in events:
             within = [one for one in trace.of_rank(rank).events if one.kind in ("F", "B")]
             assert any(one.start_s <= event.start_s + 1e-12 and event.end_s <= one.end_s + 1e-12 for one in within)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 8, 9, 64])
+def test_hosts_of_a_group_are_counted_without_its_ranks(stride):
+    for num_ranks in (1, 2, 7, 8, 24):
+        for ranks_per_host in (1, 3, 4, 8, 72):
+            hosts = {place * stride // ranks_per_host for place in range(num_ranks)}
+            assert predict.reach(num_ranks, stride, ranks_per_host).num_hosts == len(hosts)
+    assert predict.reach(2**31 - 1, stride, 8).num_hosts <= 2**31 - 1

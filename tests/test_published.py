@@ -1,16 +1,20 @@
 """The benchmark of predictions against published tables: what it scores, and on whose rows."""
 
 import csv
+import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from benchmarks import published_collectives, published_pipelines
+from benchmarks import published_collectives, published_memory, published_pipelines
 from benchmarks.published_case import constants, crossed, efficiency, own_efficiency
 from benchmarks.published_row import TABLES, constant_pct, error_pct, read
 from benchmarks.published_runs import NEW, cases, cloud, mlperf, vtrain
 from benchmarks.published_time import score
 from labkit import plan, predict
+from labkit.errors import PlanError
 from labkit.spec import Layout
 
 
@@ -77,3 +81,51 @@ def test_rows_of_another_folder_are_predicted_not_fitted(tmp_path):
 def test_errors_are_of_the_measured():
     assert error_pct([2.0, 1.0], [1.0, 1.0]) == 50
     assert constant_pct([1.0, 1.0, 2.0], ["a", "a", "b"]) == 0
+
+
+WRONG = ["", " ", "NA", "many", "nan", "inf", "-1", "0", "0.5", "1e-320", "1e400", "1000000000000", "9" * 30]
+
+
+def write(folder, table, rows):
+    with (folder / f"{table}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.csv")))
+def test_no_row_breaks_a_score(table, tmp_path):
+    good = read(TABLES, table)[0]
+    write(tmp_path, table, [good, *({**good, column: wrong} for column in good for wrong in WRONG)])
+    check(tmp_path)
+    short = (tmp_path / f"{table}.csv").read_text(encoding="utf-8").splitlines()[0]
+    (tmp_path / f"{table}.csv").write_text(f"\ufeff{short}\n{table}\n,,\n{',' * 99}\n", encoding="utf-8")
+    check(tmp_path)
+    for missing in good:
+        write(tmp_path, table, [{column: text for column, text in good.items() if column != missing}])
+        check(tmp_path)
+
+
+def check(folder):
+    for row in score(folder) + published_memory.score(folder):
+        assert row.rows > 0
+        assert math.isfinite(row.error_pct)
+        assert math.isfinite(row.baseline_pct)
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    (tmp_path / "vtrain_multi_node.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(PlanError, match=r"vtrain_multi_node\.csv cannot be read .*UTF-8"):
+        score(tmp_path)
+    assert "cannot be read" in benchmark(tmp_path, 2).stderr
+    (tmp_path / "vtrain_multi_node.csv").write_text("", encoding="utf-8")
+    assert "no table there has rows and a known name" in benchmark(tmp_path, 2).stderr
+    write(tmp_path, "vtrain_multi_node", [{"iter_ms": "100"}])
+    assert '"unscored": ["vtrain_multi_node"], "met": false' in benchmark(tmp_path, 1).stdout
+
+
+def benchmark(folder, status):
+    command = [sys.executable, "-m", "benchmarks.published", "--tables", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    return done

@@ -53,7 +53,8 @@ def reach(num_ranks: int, stride: int, ranks_per_host: int) -> Reach:
     >>> reach(4, 8, 8), reach(16, 4, 8), reach(8, 1, 8)
     (Reach(num_ranks=4, num_hosts=4), Reach(num_ranks=16, num_hosts=8), Reach(num_ranks=8, num_hosts=1))
     """
-    return Reach(num_ranks, len({place * stride // ranks_per_host for place in range(num_ranks)}))
+    every = stride >= ranks_per_host  # no two of them on one host
+    return Reach(num_ranks, num_ranks if every else (num_ranks - 1) * stride // ranks_per_host + 1)
 
 
 def collective_time(kind: str, num_bytes: float, group: Reach, hardware: Hardware) -> float:
