@@ -52,9 +52,11 @@ def test_links_are_chosen_by_name():
 )
 def test_a_rate_of_zero_is_refused_with_one_that_is_not(field):
     with pytest.raises(
-        PlanError, match=rf"{field}=0: at 0 a second or less nothing ever ends.* An H100 has {field}=\d"
+        PlanError, match=rf"{field}=0: at less than 1 a second nothing ever ends.* An H100 has {field}=\d"
     ):
         replace(H100, **{field: 0})
+    with pytest.raises(PlanError, match=f"{field}=1e-300"):
+        replace(H100, **{field: 1e-300})
     for value in (-1.0, math.nan, math.inf, "fast", None if field != "fp8_flops" else "none", True):
         with pytest.raises(PlanError, match=field):
             replace(H100, **{field: value})
@@ -65,6 +67,12 @@ def test_what_no_device_can_do_is_refused():
         replace(H100, product_efficiency=85)
     with pytest.raises(PlanError, match="memory_efficiency=0"):
         replace(H100, memory_efficiency=0)
+    with pytest.raises(PlanError, match="network_efficiency=5e-324"):
+        replace(H100, network_efficiency=5e-324)
+    with pytest.raises(PlanError, match=r"link='' is unknown"):
+        Hardware.preset("h100", link="")
+    with pytest.raises(PlanError, match="device_name=None is no text"):
+        Hardware.find(None)
     with pytest.raises(PlanError, match="link_alpha_s=-1"):
         replace(H100, link_alpha_s=-1)
     with pytest.raises(PlanError, match="memory_bytes=0 is below 1"):

@@ -225,6 +225,10 @@ def test_the_nearest_layout_that_fits_changes_as_little_as_it_must():
     assert least.layout.global_batch_size == 16
     with pytest.raises(PlanError, match=r"GiB on a rank and a device has 1\.0 GiB: nothing that"):
         predict.fitting(plan, 2**30)
+    with pytest.raises(PlanError, match=r"a device has 0\.000931 GiB"):
+        predict.fitting(plan, 10**6)
+    with pytest.raises(PlanError, match="plan 'tiny' is no Plan"):
+        predict.fitting("tiny", 2**30)
 
 
 def held_after(function):

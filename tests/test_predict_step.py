@@ -249,3 +249,20 @@ def test_hosts_of_a_group_are_counted_without_its_ranks(stride):
             hosts = {place * stride // ranks_per_host for place in range(num_ranks)}
             assert predict.reach(num_ranks, stride, ranks_per_host).num_hosts == len(hosts)
     assert predict.reach(2**31 - 1, stride, 8).num_hosts <= 2**31 - 1
+
+
+def test_links_of_nobody_are_refused():
+    h100 = Hardware.preset("h100")
+    for wrong in (None, 0, 1.5, "8"):
+        with pytest.raises(PlanError, match="num_ranks="):
+            predict.reach(wrong, 1, 8)
+        with pytest.raises(PlanError, match="is no Reach"):
+            predict.collective_time("send", 1, wrong, h100)
+        with pytest.raises(PlanError, match="is no Hardware"):
+            predict.collective_time("send", 1, Reach(2, 1), wrong)
+
+
+def test_the_trace_of_a_rank_that_is_none_is_empty():
+    trace = predict.step(planning.build(Model.preset("tiny"), Layout.parse("dp2")), Hardware.preset("h100"))
+    assert [trace.of_rank(rank).events for rank in (None, "0", -1, 2, 0.5)] == [()] * 5
+    assert trace.of_rank(1).ranks == [1]

@@ -61,3 +61,25 @@ def test_thousands_of_ranks_fold_into_their_places():
 def test_nothing_is_refused():
     with pytest.raises(PlanError, match="no rank to draw"):
         show.memory([])
+
+
+def test_a_measured_rank_within_a_fold_counts():
+    found = memories("dp32 pp4 m4")
+    measured = [replace(one, peak=one.peak + (2**20 if one.rank == 5 else 0)) for one in found]
+    rest = next(bar for bar in show.memory(found, measured=measured).data if bar.name == "not accounted for")
+    assert list(rest.x) == [0.0, 1.0, *[0.0] * 6]
+
+
+def test_what_does_not_belong_to_bars_or_to_a_trace_is_refused():
+    found = memories("dp2")
+    trace = predict.step(found.plan, Hardware.preset("h100"))
+    for given, options, message in (
+        (found, {"measured": 5}, "measured=5 is no list of Memory"),
+        (found, {"measured": ["rank 0"]}, "is no list of Memory"),
+        (found, {"hardware": "h100"}, "hardware='h100' is no Hardware: use .*preset"),
+        (found, {"step": 0}, "step=0 beside predicted memory"),
+        (trace, {"hardware": Hardware.preset("h100")}, "beside a trace: .* Give what lk.predict.memory"),
+        (trace, {"measured": list(found)}, "beside a trace"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            show.memory(given, **options)

@@ -3,8 +3,9 @@
 import math
 from typing import NamedTuple
 
+from labkit.errors import PlanError
 from labkit.spec import Hardware
-from labkit.spec.checks import choice, number, whole
+from labkit.spec.checks import choice, number, shown, whole
 
 __all__ = ["COLLECTIVES", "Reach", "collective_time", "reach"]
 
@@ -50,9 +51,16 @@ reach 370 (a DGX H100's log)."""
 def reach(num_ranks: int, stride: int, ranks_per_host: int) -> Reach:
     """Return how a group of ranks 0, `stride`, 2 `stride`, ... lies on hosts that ranks fill in order.
 
+    Raises:
+        PlanError: one of them is no whole number of 1 or more.
+
     >>> reach(4, 8, 8), reach(16, 4, 8), reach(8, 1, 8)
     (Reach(num_ranks=4, num_hosts=4), Reach(num_ranks=16, num_hosts=8), Reach(num_ranks=8, num_hosts=1))
     """
+    num_ranks, stride, ranks_per_host = (
+        whole(name, value)
+        for name, value in (("num_ranks", num_ranks), ("stride", stride), ("ranks_per_host", ranks_per_host))
+    )
     every = stride >= ranks_per_host  # no two of them on one host
     return Reach(num_ranks, num_ranks if every else (num_ranks - 1) * stride // ranks_per_host + 1)
 
@@ -75,13 +83,17 @@ def collective_time(kind: str, num_bytes: float, group: Reach, hardware: Hardwar
         hardware: links.
 
     Raises:
-        PlanError: no such kind, or bytes that are no number of 0 or more.
+        PlanError: no such kind, bytes that are no number of 0 or more, no group or no hardware.
 
     >>> h100 = Hardware.preset("h100")
     >>> [round(1e6 * collective_time("all_reduce", size, Reach(8, 1), h100)) for size in (1024, 2**30)]
     [15, 4073]
     """
     choice("kind", kind, COLLECTIVES)
+    if not isinstance(group, Reach):
+        raise PlanError(f"group={shown(group)} is no Reach: use labkit.predict.reach(num_ranks, stride, 8).")
+    if not isinstance(hardware, Hardware):
+        raise PlanError(f"hardware={shown(hardware)} is no Hardware: use labkit.spec.Hardware.preset('h100').")
     num_bytes = number("num_bytes", num_bytes)
     num_ranks, num_hosts = whole("num_ranks", group.num_ranks), whole("num_hosts", group.num_hosts)
     if num_ranks == 1:

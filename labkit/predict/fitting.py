@@ -6,7 +6,7 @@ from dataclasses import replace
 from labkit.errors import PlanError
 from labkit.plan import Plan, build
 from labkit.predict.memory import memory
-from labkit.spec.checks import whole
+from labkit.spec.checks import shown, whole
 
 __all__ = ["fitting"]
 
@@ -34,7 +34,7 @@ def fitting(plan: Plan, memory_bytes: int, *, optimizer: str = "adamw") -> Plan:
         optimizer: "adamw" or "sgd".
 
     Raises:
-        PlanError: none fits; the message says how much the smallest needs.
+        PlanError: no plan or size, or none fits; the message says how much the smallest needs.
 
     >>> from labkit import plan
     >>> from labkit.spec import Layout, Model
@@ -42,6 +42,9 @@ def fitting(plan: Plan, memory_bytes: int, *, optimizer: str = "adamw") -> Plan:
     >>> str(fitting(plan.build(model, Layout.parse("dp8 tp8 b2 bf16")), 80 * 10**9).layout)
     'dp8 tp8 zero1 b2 bf16 sp'
     """
+    given: object = plan
+    if not isinstance(given, Plan):
+        raise PlanError(f"plan {shown(plan)} is no Plan: use labkit.plan.build(model, layout).")
     memory_bytes = whole("memory_bytes", memory_bytes, maximum=2**60)
     least = None
     for one in _nearer(plan):
@@ -53,10 +56,14 @@ def fitting(plan: Plan, memory_bytes: int, *, optimizer: str = "adamw") -> Plan:
             least = needed, one
     needed, smallest = least  # type: ignore[misc]
     raise PlanError(
-        f"'{smallest.layout}' needs {needed / 2**30:,.1f} GiB on a rank and a device has "
-        f"{memory_bytes / 2**30:,.1f} GiB: nothing that shards or recomputes more on "
-        f"{plan.world_size} ranks fits. Use more ranks or a smaller model."
+        f"'{smallest.layout}' needs {_gib(needed)} on a rank and a device has {_gib(memory_bytes)}: nothing that "
+        f"shards or recomputes more on {plan.world_size} ranks fits. Use more ranks or a smaller model."
     )
+
+
+def _gib(num_bytes: int) -> str:
+    size = num_bytes / 2**30
+    return f"{size:,.1f} GiB" if size >= 1 else f"{size:.3g} GiB"
 
 
 def _nearer(plan: Plan) -> Iterator[Plan]:

@@ -9,6 +9,7 @@ from labkit.predict import CATEGORIES, Memories, Memory, fitting
 from labkit.show import palette
 from labkit.show.units import memory_text, memory_unit
 from labkit.spec import Hardware
+from labkit.spec.checks import shown
 
 __all__ = ["held"]
 
@@ -36,10 +37,11 @@ def held(
         hardware: draws a line at its memory, and says what fits.
 
     Raises:
-        PlanError: no rank to draw, or a measured rank that was not predicted.
+        PlanError: no rank to draw, a predicted rank that was not measured, or no hardware.
     """
     if not len(predicted):
         raise PlanError("no rank to draw: give what lk.predict.memory(plan) returned.")
+    _check(measured, hardware)
     places = _places(predicted)
     bars = {_name(ranks): one for ranks, one in places}
     measured_bars = _measured(places, measured) if measured is not None else {}
@@ -62,41 +64,57 @@ def held(
     figure.update_layout(barmode="stack", bargap=0.3, legend={"traceorder": "normal"})
     figure.update_yaxes(autorange="reversed", tickfont={"size": 11})
     if hardware is not None:
-        has = hardware.memory_bytes / size
-        top = max(top, min(has, 4 * top))
-        figure.add_vline(
-            x=has,
-            line={"dash": "dash", "color": palette.MUTED},
-            annotation={"text": hardware.name, "font": {"color": palette.MUTED}},
-            annotation_position="bottom right",
-        )
+        _mark(figure, hardware, size)
+        top = max(top, min(hardware.memory_bytes / size, 4 * top))
     figure.update_xaxes(title={"text": f"memory at the peak ({unit})"}, range=[0, 1.12 * top])
     return figure
 
 
-def _places(predicted: Sequence[Memory]) -> list[tuple[list[int], Memory]]:
+def _mark(figure: go.Figure, hardware: Hardware, size: float) -> None:
+    """A line at a device's memory."""
+    figure.add_vline(
+        x=hardware.memory_bytes / size,
+        line={"dash": "dash", "color": palette.MUTED},
+        annotation={"text": hardware.name, "font": {"color": palette.MUTED}},
+        annotation_position="bottom right",
+    )
+
+
+def _check(measured: object, hardware: object) -> None:
+    is_list = isinstance(measured, Sequence) and (
+        isinstance(measured, Memories) or all(isinstance(one, Memory) for one in measured)
+    )
+    if measured is not None and not is_list:
+        raise PlanError(
+            f"measured={shown(measured)} is no list of Memory: give a Memory for each rank, as lk.predict.memory does."
+        )
+    if hardware is not None and not isinstance(hardware, Hardware):
+        raise PlanError(f"hardware={shown(hardware)} is no Hardware: use lk.spec.Hardware.preset('h100').")
+
+
+def _places(predicted: Sequence[Memory]) -> list[tuple[Sequence[int], Memory]]:
     """Ranks that hold the same, together; of many ranks the first of each pipeline place stands for all."""
     if isinstance(predicted, Memories) and len(predicted) > _MOST_RANKS:
         each = len(predicted) // len(predicted.distinct())
-        return [([one.rank, one.rank + each - 1], one) for one in predicted.distinct()]
+        return [(range(one.rank, one.rank + each), one) for one in predicted.distinct()]
     found: dict[tuple[int, ...], tuple[list[int], Memory]] = {}
     for one in predicted:
         found.setdefault(tuple(one.at_peak.values()), ([], one))[0].append(one.rank)
-    return list(found.values())
+    return [(ranks, one) for ranks, one in found.values()]
 
 
-def _name(ranks: list[int]) -> str:
+def _name(ranks: Sequence[int]) -> str:
     first, last = ranks[0], ranks[-1]
     if first == last:
         return f"rank {first}"
-    return f"ranks {first}-{last}" if len(ranks) in (2, last - first + 1) and last > first + 1 else _listed(ranks)
+    return f"ranks {first}-{last}" if len(ranks) == last - first + 1 and last > first + 1 else _listed(ranks)
 
 
-def _listed(ranks: list[int]) -> str:
+def _listed(ranks: Sequence[int]) -> str:
     return "ranks " + ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
 
 
-def _measured(places: list[tuple[list[int], Memory]], measured: Sequence[Memory]) -> dict[str, Memory]:
+def _measured(places: list[tuple[Sequence[int], Memory]], measured: Sequence[Memory]) -> dict[str, Memory]:
     """The measured rank with the highest peak of every bar's."""
     found = {}
     for ranks, _ in places:

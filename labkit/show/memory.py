@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from labkit.errors import PlanError
 from labkit.predict import Memories, Memory
 from labkit.show import palette
 from labkit.show.given import HasTrace, trace_of
 from labkit.show.held import held
 from labkit.show.units import memory_text, memory_unit, time_unit
 from labkit.spec import Hardware
+from labkit.spec.checks import shown
 from labkit.trace import Event, Trace
 
 _MAX_NAMED_RANKS = 16
@@ -31,9 +33,19 @@ def memory(
         step: only this training step of a trace; None: the whole trace.
         measured: beside predicted bars, what ranks were found to hold.
         hardware: beside predicted bars, a line at the memory that a device has, and what would fit it.
+
+    Raises:
+        PlanError: nothing of the kind, `step` beside predicted bars, or `measured` or `hardware` beside a trace.
     """
     if isinstance(given, Sequence) and (isinstance(given, Memories) or all(isinstance(one, Memory) for one in given)):
+        if step is not None:
+            raise PlanError(f"step={shown(step)} beside predicted memory: it is that of every step. Leave it out.")
         return held(given, measured, hardware)
+    if measured is not None or hardware is not None:
+        raise PlanError(
+            "measured or hardware beside a trace: they go beside bars of ranks. Give what lk.predict.memory(plan) "
+            "returned, or leave them out."
+        )
     return _over_time(trace_of(given), step)  # type: ignore[arg-type]  # it refuses what has no trace
 
 

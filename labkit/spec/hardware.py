@@ -12,6 +12,7 @@ __all__ = ["Hardware"]
 
 _SHORT = {"a100": "a100-80"}
 _RATES = ("fp32_flops", "bf16_flops", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
+LEAST_SHARE = 1e-6
 _SHARES = ("product_efficiency", "memory_efficiency", "network_efficiency")
 
 
@@ -103,7 +104,10 @@ class Hardware:
         fields = dict(DEVICES[short])
         fields["switch_sums"] = short in SWITCHED
         near, far = fields.pop("link"), fields.pop("network")
-        near_link, far_link = _link("link", link or near), _link("network", network or far)
+        near_link, far_link = (
+            _link("link", near if link is None else link),
+            _link("network", far if network is None else network),
+        )
         return cls(
             name=short,
             link_alpha_s=near_link.alpha_s,
@@ -122,6 +126,9 @@ class Hardware:
         >>> Hardware.find("cpu") is None
         True
         """
+        given: object = device_name
+        if not isinstance(given, str):
+            raise PlanError(f"device_name={shown(given)} is no text: give what torch.cuda.get_device_name() returns.")
         words = set(device_name.lower().replace("-", " ").split())
         if {"pcie", "nvl", "mig", "laptop"} & words:  # DEVICES holds whole SXM modules and desktop cards
             return None
@@ -149,18 +156,18 @@ class Hardware:
 
 
 def _rate(name: str, value: object) -> float:
-    """A rate above 0, with an H100's as the fix."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+    """A rate of 1 or more, with an H100's as the fix."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value < 1:
         usual = Hardware.preset("h100")
         raise PlanError(
-            f"{name}={shown(value)}: at 0 a second or less nothing ever ends, a rate is more than 0. An H100 has "
+            f"{name}={shown(value)}: at less than 1 a second nothing ever ends, a rate is 1 or more. An H100 has "
             f"{name}={getattr(usual, name):g}."
         )
-    return number(name, value, positive=True)
+    return number(name, value, minimum=1)
 
 
 def _share(name: str, value: object) -> float:
-    share = number(name, value, positive=True)
+    share = number(name, value, minimum=LEAST_SHARE)
     if share > 1:
         fix = f" Use {name}={share / 100:g}." if share <= 100 else ""
         raise PlanError(f"{name}={shown(value)} is above 1: it is a share of the data sheet's rate.{fix}")

@@ -117,11 +117,11 @@ class LazyTrace(Trace):
 
     def of_step(self, step: int) -> Trace:  # type: ignore[override]
         """Return the trace of the step: this one."""
-        return self if step == 0 and type(step) is int else super().of_step(step)
+        return self if type(step) is int and step == 0 else super().of_step(step)
 
     def of_rank(self, rank: int) -> Trace:  # type: ignore[override]
         """Return the trace of one rank, without making the others' events."""
-        return Trace(self._events_of(rank) if 0 <= rank < self._size else [], "predicted", self.plan)
+        return Trace(self._events_of(rank) if rank in range(self._size) else [], "predicted", self.plan)
 
     def folded(self) -> Trace:
         """Return the trace of one pipeline, its ranks standing for all that do the same at the same time."""
