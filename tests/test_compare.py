@@ -339,3 +339,15 @@ def test_of_many_ranks_those_are_drawn_that_differ():
     assert len(labels) == 16
     assert "rank 40" in labels
     assert len(str(found).splitlines()) < 20
+
+
+def test_a_gap_in_a_step_without_length_is_drawn():
+    brief = Trace([Event(0, "F", 0.0, 0.0, step=0, stage=0, microbatch=0)])
+    gap = compare.Cause(what="messages", seconds=1.0, share=1.0, text="messages", spans=(compare.Span(0, 0.0, 0.0),))
+    found = replace(compare.traces(brief, brief), causes=(gap,))
+    assert any("messages" in note.text for note in show.compared(found).layout.annotations)
+
+
+def test_a_small_difference_is_no_zero():
+    said = compare.traces(foretold("pp1 m100"), foretold("pp1 m100", 1.004 * FORWARD_S, 1.004 * BACKWARD_S))
+    assert said.causes[0].text == "computation is 0.4 % slower"

@@ -102,9 +102,13 @@ def _takes(found: Found, place: Place) -> str:
     if ratio >= 2:
         return f"takes {ratio:.3g} times as long"
     if ratio < 1:
-        return f"takes {100 * (1 - ratio):.0f} % less time"
-    more = f"{100 * (ratio - 1):.0f} %"
+        return f"takes {_percent(1 - ratio)} less time"
+    more = _percent(ratio - 1)
     return f"is {more} slower" if found.is_same_work else f"takes {more} longer"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
 
 
 def _ratio(found: Found, place: Place) -> float:

@@ -190,9 +190,10 @@ def _label(figure: go.Figure, named: Sequence[Cause], rows: dict[int, int], wind
             continue
         span = max(free, key=lambda one: (one.end_s - one.start_s, -one.rank))
         taken.add(span.rank)
-        middle = ((span.start_s + span.end_s) / 2 - window.start_s) / window.span_s
+        middle_s = (span.start_s + span.end_s) / 2 - window.start_s
+        middle = middle_s / window.span_s if window.span_s else 0.0
         figure.add_annotation(
-            x=middle * window.span_s * per_second,
+            x=middle_s * per_second,
             y=rows[span.rank] + _LABEL,
             text=f"{cause.text} · {'+' if cause.seconds > 0 else ''}{duration_text(cause.seconds)}",
             showarrow=False,

@@ -265,8 +265,7 @@ def test_results_say_how_much_was_trained():
     assert result.keys() == {"losses", "grad_norms", "step_s", "tokens_per_step", "stopped", "device", "fp8_library"}
     assert result["tokens_per_step"] == 4 * 16
     assert len(result["step_s"]) == 4
-    assert not result["stopped"]
-    assert result["fp8_library"] is None
+    assert (result["stopped"], result["fp8_library"]) == (False, None)
     assert of("fp32", rank=3) is None
 
 
