@@ -22,7 +22,6 @@ Pair = tuple[float, float]
 
 STATE, ACTIVATIONS, PEAK = "training state", "activations", "peak memory"
 LARGEST, LARGEST_MEASURED = "largest model, by formula", "largest model, measured"
-TARGETS = (STATE, ACTIVATIONS, PEAK, LARGEST, LARGEST_MEASURED)
 MEASURED_USABLE = 0.74
 """What activations and the rest left for training state on ZeRO's V100s: calibrated on its table 2."""
 SHAPES = {

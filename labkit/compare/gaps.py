@@ -103,7 +103,7 @@ def _replayed(predicted: Step, measured: Step, nodes: Graph) -> list[Gap]:
     for place in sorted(alone, key=lambda one: -abs(alone[one])):
         now = _with(now, changes[place])
         then_s = replay(nodes, now)
-        found.append(Gap(place, then_s - now_s, _spans(place, changes[place], others)))
+        found.append(Gap(place, then_s - now_s, _spans(changes[place], others)))
         now_s = then_s
     return found
 
@@ -138,7 +138,7 @@ def _with(given: Delays, listed: Sequence[tuple[str, int, float]]) -> Delays:
     return Delays(**fields)
 
 
-def _spans(place: Place, listed: Sequence[tuple[str, int, float]], others: Sequence[Event]) -> tuple[Span, ...]:
+def _spans(listed: Sequence[tuple[str, int, float]], others: Sequence[Event]) -> tuple[Span, ...]:
     """Where in the second step its delays are longer: at the end of a computation, or before it."""
     found = []
     for name, index, more in listed:

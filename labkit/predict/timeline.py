@@ -8,10 +8,9 @@ from labkit.predict.execution import execute
 from labkit.schedule import COMPUTE, Action
 from labkit.spec.checks import number, shown, whole
 from labkit.trace import Event, Trace
+from labkit.trace.lazy import MOST_EVENTS
 
 __all__ = ["action_events", "bubble_fraction", "timeline"]
-
-MOST_EVENTS = 2_000_000
 
 
 def timeline(
