@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -35,14 +36,17 @@ def make_venv(folder, version="3.11.7"):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A made-up checkout that the set-up works on."""
+    """A made-up checkout that the set-up works on; it goes there, and takes a signal, which ends with the test."""
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
     (tmp_path / "pyproject.toml").write_text("[project.optional-dependencies]\ndev = []\ngpu = []\n")
     (tmp_path / "constraints.txt").write_text("torch==2.13.0\nnumpy==2.0.0\n")
     monkeypatch.setattr(installation, "REPOSITORY", tmp_path)
     monkeypatch.setattr(installation, "VENV", tmp_path / ".venv")
     monkeypatch.delenv("EXTRAS", raising=False)
     monkeypatch.delenv("TORCH_INDEX", raising=False)
-    return tmp_path
+    yield tmp_path
+    signal.signal(signal.SIGTERM, before)
 
 
 def write_stamp(project, **changes):

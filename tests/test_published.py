@@ -2,6 +2,7 @@
 
 import csv
 import math
+import pathlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -124,8 +125,11 @@ def test_what_cannot_be_read_is_said(tmp_path):
     assert '"unscored": ["vtrain_multi_node"], "met": false' in benchmark(tmp_path, 1).stdout
 
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
 def benchmark(folder, status):
     command = [sys.executable, "-m", "benchmarks.published", "--tables", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
     assert done.returncode == status
     return done
