@@ -200,7 +200,7 @@ def _run(
         while not wait([future], CHECK_S).done:
             check()
             if time.monotonic() > deadline:
-                raise ClusterError(f"ipyparallel did not answer within {timeout_s:g} s. Start anew.")
+                raise TimeoutError
         return future.result()
     except TimeoutError as error:
         raise ClusterError(f"ipyparallel did not answer within {timeout_s:g} s. Start anew.") from error

@@ -1,7 +1,7 @@
 """A layout's groups: one per axis, one of all members, and one that joins the two ends of a pipeline."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -106,12 +106,12 @@ def _build(plan: Plan, end_places: tuple[int, ...]) -> Mesh | None:
 
 
 def _along(degrees: dict[str, int]) -> dict[str, dist.ProcessGroup | None]:
-    """This rank's group along every axis; all ranks make all groups, in one order."""
+    """This rank's group along every axis."""
     ranks = torch.arange(math.prod(degrees.values())).view(*degrees.values())
     found: dict[str, dist.ProcessGroup | None] = {}
     for place, (axis, degree) in enumerate(degrees.items()):
         lines = ranks.movedim(place, -1).reshape(-1, degree).tolist()
-        found[axis] = next((group for group in [_group(axis, line) for line in lines] if group is not None), None)
+        found[axis] = _own_group(axis, lines)
     return found
 
 
@@ -120,7 +120,13 @@ def _ends(plan: Plan, places: tuple[int, ...]) -> dist.ProcessGroup | None:
         return None
     ranks = torch.arange(plan.world_size).view(plan.layout.pp, -1)
     pairs = zip(*(ranks[place].tolist() for place in places), strict=True)
-    return next((group for group in [_group("ends", pair) for pair in pairs] if group is not None), None)
+    return _own_group("ends", pairs)
+
+
+def _own_group(axis: str, lines: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
+    """This rank's group among those of an axis; all ranks make all of them, in one order."""
+    made = [_group(axis, line) for line in lines]
+    return next((group for group in made if group is not None), None)
 
 
 def _group(axis: str, ranks: Sequence[int]) -> dist.ProcessGroup | None:
